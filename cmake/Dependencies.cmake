@@ -1,0 +1,26 @@
+# Distribution packages. Each becomes an imported or interface target that exactly one layer links PRIVATE.
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(HDF5 REQUIRED COMPONENTS C)
+find_library(OSDN_XXHASH xxhash REQUIRED)
+find_library(OSDN_SENTENCEPIECE sentencepiece REQUIRED)
+find_library(OSDN_SENTENCEPIECE_TRAIN sentencepiece_train REQUIRED)
+find_path(OSDN_SENTENCEPIECE_INCLUDE sentencepiece_processor.h REQUIRED)
+
+add_library(osdn_hdf5 INTERFACE)
+target_include_directories(osdn_hdf5 SYSTEM INTERFACE ${HDF5_C_INCLUDE_DIRS})
+target_link_libraries(osdn_hdf5 INTERFACE ${HDF5_C_LIBRARIES})
+
+add_library(osdn_sentencepiece INTERFACE)
+target_include_directories(osdn_sentencepiece SYSTEM INTERFACE ${OSDN_SENTENCEPIECE_INCLUDE})
+target_link_libraries(osdn_sentencepiece INTERFACE ${OSDN_SENTENCEPIECE} ${OSDN_SENTENCEPIECE_TRAIN})
+
+if(TARGET yaml-cpp::yaml-cpp)
+  set(OSDN_YAML_CPP yaml-cpp::yaml-cpp)
+else()
+  set(OSDN_YAML_CPP yaml-cpp)
+endif()

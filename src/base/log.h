@@ -1,0 +1,37 @@
+// Logging to stderr and, once a run has a directory, to its log.txt as well. Every line is flushed as it is written,
+// so a crash loses none. Results of commands go to stdout, never through here. Thread-safe.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace osdn::log {
+
+enum class Level { kDebug, kInfo, kWarning, kError };
+
+void write(Level level, std::string_view message);
+void set_level(Level level);
+/// From now on every line also goes, appended, to this file. Throws EnvironmentError when it can't be opened.
+void add_file(const std::string& path);
+
+template <typename... Args>
+void debug(fmt::format_string<Args...> text, Args&&... args) {
+  write(Level::kDebug, fmt::format(text, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void info(fmt::format_string<Args...> text, Args&&... args) {
+  write(Level::kInfo, fmt::format(text, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void warning(fmt::format_string<Args...> text, Args&&... args) {
+  write(Level::kWarning, fmt::format(text, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void error(fmt::format_string<Args...> text, Args&&... args) {
+  write(Level::kError, fmt::format(text, std::forward<Args>(args)...));
+}
+
+}  // namespace osdn::log

@@ -1,0 +1,21 @@
+// y = x W^T (+ b) with the weight gradient added straight into its sink (docs/ops/linear.md). On CUDA the gradient GEMM
+// writes fp32 into the sink; on CPU it is computed, cast and added.
+#pragma once
+
+#include <vector>
+
+#include "tensor/fwd.h"
+#include "tensor/weight.h"
+
+namespace osdn::ops {
+
+/// x [N, D_in]; weight [D_out, D_in]; bias [D_out] or undefined. Returns [N, D_out] in the dtype of x.
+at::Tensor linear(const at::Tensor& x, const Weight& weight, const Weight& bias = {});
+
+/// One projection by several weights: y = x [W_0; W_1; ...]^T, columns in that order. Where the values are adjacent in
+/// memory (the arena keeps such groups together) one GEMM computes all. Returns [N, sum D_out].
+at::Tensor linear_group(const at::Tensor& x, const std::vector<Weight>& weights);
+
+at::Tensor linear_ref(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+
+}  // namespace osdn::ops

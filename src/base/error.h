@@ -1,6 +1,7 @@
-// The three kinds of error (docs/contributing.md): what a user or the machine got wrong (exceptions below, each with
-// the exit code that the program ends with), what a programmer got wrong (OSDN_ASSERT), and CUDA errors (cuda.h).
-// A user error says where, what was expected, what came, and what to do. Caught only in apps/ and at thread boundaries.
+// The three kinds of error (docs/contributing.md): what a user or the machine got wrong (exceptions below,
+// each with the exit code that the program ends with), what a programmer got wrong (OSDN_ASSERT), and CUDA
+// errors (cuda.h). A user error says where, what was expected, what came, and what to do. Caught only in
+// apps/ and at thread boundaries.
 #pragma once
 
 #include <fmt/format.h>
@@ -55,6 +56,16 @@ class DataError : public Error {
       : Error(ExitCode::kDataError, fmt::format(text, std::forward<Args>(args)...)) {}
 };
 
+/// A CUDA call failed; carries the runtime's code. Exit code 3.
+class CudaError : public Error {
+ public:
+  CudaError(int status, const std::string& message) : Error(ExitCode::kEnvironmentError, message), status_(status) {}
+  int status() const { return status_; }
+
+ private:
+  int status_;
+};
+
 /// A broken invariant: a fault of this program, never of its input. Exit code 5.
 class InternalError : public Error {
  public:
@@ -63,12 +74,13 @@ class InternalError : public Error {
       : Error(ExitCode::kInternalError, fmt::format(text, std::forward<Args>(args)...)) {}
 };
 
-[[noreturn]] void assertion_failed(const char* condition, const char* file, int line, const std::string& message);
+[[noreturn]] void assertion_failed(const char* condition, const char* file, int line,
+                                   const std::string& message);
 
 }  // namespace osdn
 
 /// Programmer errors; on in every build; never reachable by input.
-#define OSDN_ASSERT(condition, ...)                                                                     \
-  do {                                                                                                  \
+#define OSDN_ASSERT(condition, ...)                                                                         \
+  do {                                                                                                      \
     if (!(condition)) ::osdn::assertion_failed(#condition, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__)); \
   } while (false)

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -33,7 +34,9 @@ std::string parent_of(const std::string& path) {
 
 }  // namespace
 
-File File::open_for_reading(const std::string& path) { return {open_or_throw(path, O_RDONLY, "reading"), path}; }
+File File::open_for_reading(const std::string& path) {
+  return {open_or_throw(path, O_RDONLY, "reading"), path};
+}
 File File::create(const std::string& path) {
   return {open_or_throw(path, O_WRONLY | O_CREAT | O_TRUNC, "writing"), path};
 }
@@ -41,7 +44,8 @@ File File::open_for_appending(const std::string& path) {
   return {open_or_throw(path, O_RDWR | O_CREAT | O_APPEND, "appending"), path};
 }
 
-File::File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)), path_(std::move(other.path_)) {}
+File::File(File&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)), path_(std::move(other.path_)) {}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
@@ -91,10 +95,14 @@ uint64_t File::size_bytes() const {
 }
 
 std::string read_file(const std::string& path) {
-  if (std::filesystem::is_directory(path)) throw EnvironmentError("{}: expected a file, found a directory", path);
+  if (std::filesystem::is_directory(path))
+    throw EnvironmentError("{}: expected a file, found a directory", path);
   File file = File::open_for_reading(path);
   std::string content(file.size_bytes(), '\0');
   content.resize(file.read(content.data(), content.size()));
+  // Files of /proc say 0 bytes, and others may grow meanwhile.
+  char block[4096];
+  while (const size_t size = file.read(block, sizeof block)) content.append(block, size);
   return content;
 }
 
@@ -104,16 +112,29 @@ void atomic_write(const std::string& path, std::string_view content) {
     File file = File::create(staged);
     file.write(content);
     file.sync();
+    durable_rename(staged, path);
   } catch (...) {
     ::unlink(staged.c_str());
     throw;
   }
-  durable_rename(staged, path);
 }
 
 void durable_rename(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) throw EnvironmentError("{}: cannot rename to {}: {}", from, to, reason());
+  if (::rename(from.c_str(), to.c_str()) != 0)
+    throw EnvironmentError("{}: cannot rename to {}: {}", from, to, reason());
   sync_directory(parent_of(to));
+}
+
+void durable_exchange(const std::string& a, const std::string& b) {
+  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) != 0) {
+    if (errno != EINVAL && errno != ENOSYS)
+      throw EnvironmentError("{}: cannot exchange with {}: {}", a, b, reason());
+    const std::string aside = fmt::format("{}.old-{}", a, ::getpid());
+    durable_rename(b, aside);
+    durable_rename(a, b);
+    durable_rename(aside, a);
+  }
+  sync_directory(parent_of(b));
 }
 
 void sync_directory(const std::string& path) {
@@ -157,7 +178,8 @@ std::optional<FileLock> FileLock::try_acquire(const std::string& path, std::stri
 
 TemporaryDirectory::TemporaryDirectory() {
   std::string pattern = (std::filesystem::temp_directory_path() / "osdn-XXXXXX").string();
-  if (!::mkdtemp(pattern.data())) throw EnvironmentError("{}: cannot create a temporary directory: {}", pattern, reason());
+  if (!::mkdtemp(pattern.data()))
+    throw EnvironmentError("{}: cannot create a temporary directory: {}", pattern, reason());
   path_ = pattern;
 }
 
@@ -173,7 +195,8 @@ std::vector<std::string> glob_paths(const std::string& pattern) {
   const int status = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
   if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
-  if (status != 0 && status != GLOB_NOMATCH) throw EnvironmentError("{}: cannot expand the pattern: {}", pattern, reason());
+  if (status != 0 && status != GLOB_NOMATCH)
+    throw EnvironmentError("{}: cannot expand the pattern: {}", pattern, reason());
   std::sort(paths.begin(), paths.end());
   return paths;
 }

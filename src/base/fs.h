@@ -1,5 +1,6 @@
-// Files that are complete or absent: everything the program writes under a final name goes through atomic_write or a
-// staged path that is fsynced and then renamed. Errors name the path, what was attempted and the system's reason.
+// Files that are complete or absent: everything the program writes under a final name goes through
+// atomic_write or a staged path that is fsynced and then renamed. Errors name the path, what was attempted
+// and the system's reason.
 #pragma once
 
 #include <cstddef>
@@ -51,16 +52,22 @@ void atomic_write(const std::string& path, std::string_view content);
 /// Renames and fsyncs the parent directory: after the return the new name survives a power cut.
 void durable_rename(const std::string& from, const std::string& to);
 
+/// Exchanges two names in one step where the file system can, else by renames (a kill between them leaves `b` absent and
+/// both contents under other names); then fsyncs the parent of `b`.
+void durable_exchange(const std::string& a, const std::string& b);
+
 void sync_directory(const std::string& path);
 void create_directories(const std::string& path);
 
-/// Bytes that an unprivileged process may still write on the file system that holds `path` (or its nearest parent).
+/// Bytes that an unprivileged process may still write on the file system that holds `path` (or its nearest
+/// parent).
 uint64_t free_space_bytes(const std::string& path);
 
 /// An exclusive lock on a file, held for the object's life and released by the kernel when the process dies.
 class FileLock {
  public:
-  /// Undefined result when another process holds it; `holder` then receives what that process wrote into the file.
+  /// Undefined result when another process holds it; `holder` then receives what that process wrote into the
+  /// file.
   static std::optional<FileLock> try_acquire(const std::string& path, std::string* holder);
   FileLock(FileLock&&) noexcept = default;
   FileLock& operator=(FileLock&&) noexcept = default;
@@ -83,8 +90,8 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-/// Paths that match a glob pattern (`*`, `?`, `[...]`), sorted bytewise; a pattern without wildcards yields itself
-/// when it exists.
+/// Paths that match a glob pattern (`*`, `?`, `[...]`), sorted bytewise; a pattern without wildcards yields
+/// itself when it exists.
 std::vector<std::string> glob_paths(const std::string& pattern);
 
 }  // namespace osdn

@@ -21,13 +21,17 @@ std::string Digest128::hex() const { return fmt::format("{:016x}{:016x}", high, 
 
 Digest128 digest(const void* data, size_t size_bytes) { return from_xxh(XXH3_128bits(data, size_bytes)); }
 
-uint64_t hash64(std::string_view text, uint64_t seed) { return XXH3_64bits_withSeed(text.data(), text.size(), seed); }
+uint64_t hash64(std::string_view text, uint64_t seed) {
+  return XXH3_64bits_withSeed(text.data(), text.size(), seed);
+}
 
 StreamingDigest::StreamingDigest() : state_(std::make_unique<State>()) { XXH3_128bits_reset(state_->xxh); }
 StreamingDigest::~StreamingDigest() = default;
 StreamingDigest::StreamingDigest(StreamingDigest&&) noexcept = default;
 StreamingDigest& StreamingDigest::operator=(StreamingDigest&&) noexcept = default;
-void StreamingDigest::update(const void* data, size_t size_bytes) { XXH3_128bits_update(state_->xxh, data, size_bytes); }
+void StreamingDigest::update(const void* data, size_t size_bytes) {
+  XXH3_128bits_update(state_->xxh, data, size_bytes);
+}
 Digest128 StreamingDigest::value() const { return from_xxh(XXH3_128bits_digest(state_->xxh)); }
 
 Digest128 digest_file(const std::string& path) {

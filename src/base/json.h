@@ -8,7 +8,8 @@ namespace osdn {
 
 using Json = nlohmann::ordered_json;
 
-/// Parses a file. Throws DataError with path and position when it is not JSON, EnvironmentError when unreadable.
+/// Parses a file. Throws DataError with path and position when it is not JSON, EnvironmentError when
+/// unreadable.
 Json read_json(const std::string& path);
 
 }  // namespace osdn

@@ -1,5 +1,5 @@
-// Logging to stderr and, once a run has a directory, to its log.txt as well. Every line is flushed as it is written,
-// so a crash loses none. Results of commands go to stdout, never through here. Thread-safe.
+// Logging to stderr and, once a run has a directory, to its log.txt as well. Every line is flushed as it is
+// written, so a crash loses none. Results of commands go to stdout, never through here. Thread-safe.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,5 +1,6 @@
-// Argument checks of the ops' public functions. Messages name op, argument, what was expected and what came, e.g.
-// "delta_rule: beta: expected shape [1000, 4], got [4, 1000] (packed tokens first, docs/ops/delta_rule.md)".
+// Argument checks of the ops' public functions. Messages name op, argument, what was expected and what came,
+// e.g. "delta_rule: beta: expected shape [1000, 4], got [4, 1000] (packed tokens first,
+// docs/ops/delta_rule.md)".
 #pragma once
 
 #include <initializer_list>

@@ -1,5 +1,5 @@
-// The only place that includes LibTorch; also the precompiled header. ATen, autograd's custom functions, nothing of
-// torch::nn, torch::data or torch::jit.
+// The only place that includes LibTorch; also the precompiled header. ATen, autograd's custom functions,
+// nothing of torch::nn, torch::data or torch::jit.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -1,6 +1,7 @@
-// How parameters reach the ops. Weight gradients do not travel through autograd: every op with parameters adds them
-// straight into the fp32 gradient arena (the sink), so that gradients accumulate over micro-batches in fp32 and lie
-// where the optimiser and the collectives want them. Tests leave the sink undefined and get the gradient from autograd.
+// How parameters reach the ops. Weight gradients do not travel through autograd: every op with parameters
+// adds them straight into the fp32 gradient arena (the sink), so that gradients accumulate over micro-batches
+// in fp32 and lie where the optimiser and the collectives want them. Tests leave the sink undefined and get
+// the gradient from autograd.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,10 @@ namespace osdn {
 
 /// One parameter as an op sees it.
 struct Weight {
-  at::Tensor value;  // compute dtype (float32, bf16; float64 in tests); requires_grad only when there is no sink
-  at::Tensor sink;   // fp32 (float64 where value is float64), same shape; backward ADDS into it. Undefined: autograd
-                     // returns the gradient for `value` instead
+  at::Tensor
+      value;  // compute dtype (float32, bf16; float64 in tests); requires_grad only when there is no sink
+  at::Tensor sink;  // fp32 (float64 where value is float64), same shape; backward ADDS into it. Undefined:
+                    // autograd returns the gradient for `value` instead
   bool defined() const { return value.defined(); }
 };
 
@@ -34,12 +36,20 @@ struct ParameterSpec {
   Initializer initializer = Initializer::kNormal;
   double scale = 0.02;  // standard deviation, or the constant
   bool decay = true;    // weight decay applies (product rule: projections, convolutions, embedding, head)
+  bool full_precision = false;  // computed with in fp32 always (norms, d0, gate biases): no bf16 copy
+  bool trainable = true;        // false: counted and saved, never updated (a d0 that is not learned)
+  int64_t group =
+      0;  // parameters of one group lie adjacent: one GEMM or convolution computes with all of them
   int64_t num_elements() const {
     int64_t count = 1;
     for (const int64_t extent : shape) count *= extent;
     return count;
   }
 };
+
+/// Several weights of one group as one: rows of the first dimension follow each other. Throws InternalError
+/// unless values and sinks are adjacent in memory, as the parameter arena lays out a group.
+Weight join(const std::vector<Weight>& weights);
 
 /// Finds a parameter by name; throws InternalError for an unknown one.
 using WeightSource = std::function<Weight(const std::string& name)>;

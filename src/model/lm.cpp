@@ -1,0 +1,92 @@
+#include "model/lm.h"
+
+#include "ops/embedding.h"
+#include "ops/linear.h"
+#include "ops/linear_cross_entropy.h"
+#include "ops/rms_norm.h"
+#include "tensor/torch.h"
+
+namespace osdn::model {
+
+std::vector<ParameterSpec> parameter_specs(const config::Model& config, int64_t vocab_size) {
+  int64_t group = 0;
+  std::vector<ParameterSpec> specs;
+  specs.push_back({.name = "model.embeddings.weight",
+                   .shape = {vocab_size, config.hidden_size},
+                   .scale = config.initializer_range,
+                   .group = group++});
+  for (int64_t layer = 0; layer < config.num_layers; ++layer)
+    for (ParameterSpec& spec : Block::specs(config, layer, group)) specs.push_back(std::move(spec));
+  specs.push_back({.name = "model.norm.weight",
+                   .shape = {config.hidden_size},
+                   .initializer = Initializer::kConstant,
+                   .scale = 1.0,
+                   .decay = false,
+                   .full_precision = true,
+                   .group = group++});
+  if (!config.tie_embeddings) {
+    specs.push_back({.name = "lm_head.weight",
+                     .shape = {vocab_size, config.hidden_size},
+                     .scale = config.initializer_range,
+                     .group = group++});
+  }
+  return specs;
+}
+
+int64_t count_parameters(const std::vector<ParameterSpec>& specs) {
+  int64_t count = 0;
+  for (const ParameterSpec& spec : specs) count += spec.num_elements();
+  return count;
+}
+
+LanguageModel::LanguageModel(const config::Model& config, int64_t vocab_size, const WeightSource& weights)
+    : vocab_size_(vocab_size), norm_eps_(config.norm_eps), embeddings_(weights("model.embeddings.weight")) {
+  blocks_.reserve(static_cast<size_t>(config.num_layers));
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) blocks_.emplace_back(config, layer, weights);
+  norm_ = weights("model.norm.weight");
+  head_ = config.tie_embeddings ? embeddings_ : weights("lm_head.weight");
+}
+
+at::Tensor LanguageModel::hidden(const at::Tensor& ids, ForwardCall& call) const {
+  if (call.state && call.state->empty()) call.state->resize(blocks_.size());
+  call.statistics.clear();
+  at::Tensor r = ops::embedding(ids, embeddings_);
+  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
+    MixerCall mixer{.sequences = call.sequences,
+                    .state = call.state ? &(*call.state)[layer] : nullptr,
+                    .collect_statistics = call.collect_statistics};
+    r = blocks_[layer].forward(r, mixer, call.recompute);
+    if (mixer.statistics.defined()) call.statistics.push_back(mixer.statistics);
+  }
+  return ops::rms_norm(r, norm_, norm_eps_);
+}
+
+at::Tensor LanguageModel::loss(const at::Tensor& ids, const at::Tensor& targets, ForwardCall& call) const {
+  return ops::linear_cross_entropy(hidden(ids, call), head_, targets);
+}
+
+at::Tensor LanguageModel::loss_rows(const at::Tensor& ids, const at::Tensor& targets,
+                                    ForwardCall& call) const {
+  const at::NoGradGuard no_grad;
+  return ops::linear_cross_entropy_rows(hidden(ids, call), head_.value, targets);
+}
+
+at::Tensor LanguageModel::logits(const at::Tensor& hidden_states) const {
+  return ops::linear(hidden_states, head_)
+      .to(hidden_states.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+double training_flops_per_token(const config::Model& config, int64_t vocab_size) {
+  const auto specs = parameter_specs(config, vocab_size);
+  double parameters = static_cast<double>(count_parameters(specs));
+  // A tied embedding is multiplied once, as the head; an untied one only looked up.
+  if (!config.tie_embeddings) parameters -= static_cast<double>(vocab_size * config.hidden_size);
+  const double K = static_cast<double>(config.head_dim);
+  const double V = K;
+  const double C = 64;
+  const double rule =
+      static_cast<double>(config.num_layers * config.num_heads) * (6 * K * V + 6 * C * K + 4 * C * V);
+  return 6 * parameters + 3 * rule;
+}
+
+}  // namespace osdn::model

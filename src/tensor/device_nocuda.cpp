@@ -1,0 +1,27 @@
+#include "base/error.h"
+#include "tensor/detail/host_memory.h"
+#include "tensor/device.h"
+#include "tensor/torch.h"
+
+namespace osdn {
+
+int64_t num_gpus() { return 0; }
+
+std::string no_gpu_reason() { return "this program was built without CUDA"; }
+
+std::string gpu_description() { return "none"; }
+
+CUstream_st* current_stream() { throw InternalError("current_stream: this program was built without CUDA"); }
+
+void synchronize(at::Device) {}
+
+uint64_t peak_memory_bytes(at::Device) { return detail::peak_resident_bytes(); }
+
+std::string cuda_versions() { return "none"; }
+
+void make_deterministic() {
+  at::globalContext().setDeterministicAlgorithms(true, false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
+}  // namespace osdn

@@ -1,0 +1,172 @@
+#include "ops/delta_rule.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "ops/detail/delta_rule.h"
+#include "ops/l2_norm.h"
+#include "tensor/check.h"
+#include "tensor/gradient.h"
+#include "tensor/torch.h"
+
+namespace osdn::ops {
+namespace delta_rule_detail {
+
+// Log-decays are never positive; this much is forgiven as rounding.
+constexpr double kLogDecayRounding = 1e-3;
+
+Problem checked(const DeltaRuleArgs& args) {
+  constexpr const char* kOp = "delta_rule";
+  if (!args.sequences)
+    throw UserError("{}: sequences: expected the offsets of the packed sequences, got none", kOp);
+  check_shape(kOp, "q", args.q, {-1, -1, -1});
+  check_dtype(kOp, "q", args.q, {at::kFloat, at::kBFloat16, at::kDouble});
+  check_shape(kOp, "v", args.v, {args.q.size(0), -1, -1});
+  const int64_t N = args.q.size(0);
+  const int64_t H = args.q.size(1);
+  const int64_t K = args.q.size(2);
+  const int64_t HV = args.v.size(1);
+  const int64_t V = args.v.size(2);
+  const int64_t S = args.sequences->num_sequences();
+  if (args.sequences->num_tokens() != N)
+    throw UserError("{}: q: expected the {} tokens of the sequences, got {}", kOp,
+                    args.sequences->num_tokens(), N);
+  if (H == 0 || HV % H != 0)
+    throw UserError("{}: v: expected a multiple of the {} query heads as value heads, got {}", kOp, H, HV);
+  const at::ScalarType type = args.q.scalar_type();
+  const at::ScalarType wide = accumulation_type(type);
+  const auto check = [&](const char* name, const at::Tensor& tensor, std::initializer_list<int64_t> shape,
+                         at::ScalarType dtype) {
+    check_shape(kOp, name, tensor, shape);
+    check_dtype(kOp, name, tensor, {dtype});
+    check_same_device(kOp, name, tensor, args.q);
+  };
+  check("k", args.k, {N, H, K}, type);
+  check("v", args.v, {N, HV, V}, type);
+  check("beta", args.beta, {N, HV}, wide);
+  if (args.write_key.defined()) check("write_key", args.write_key, {N, HV, K}, type);
+  if (args.initial_state.defined()) check("initial_state", args.initial_state, {S, HV, K, V}, wide);
+  if (args.log_decay.defined()) {
+    if (args.log_decay.dim() == 3)
+      check("log_decay", args.log_decay, {N, HV, K}, wide);
+    else
+      check("log_decay", args.log_decay, {N, HV}, wide);
+    // Only where looking at the values does not stall a device.
+    if (args.log_decay.is_cpu() && args.log_decay.numel() > 0 &&
+        args.log_decay.detach().max().item<double>() > kLogDecayRounding)
+      throw UserError(
+          "{}: log_decay: expected natural logarithms <= 0 of decay factors in (0, 1], got values up to {}",
+          kOp, args.log_decay.detach().max().item<double>());
+  }
+  return {.q = args.q,
+          .k = args.k,
+          .v = args.v,
+          .beta = args.beta,
+          .write_key = args.write_key,
+          .log_decay = args.log_decay,
+          .initial_state = args.initial_state,
+          .sequences = args.sequences,
+          .scale = args.scale.value_or(1.0 / std::sqrt(static_cast<double>(std::max<int64_t>(K, 1))))};
+}
+
+namespace {
+
+// How a call was made; travels to the backward beside the tensors.
+struct Settings : torch::CustomClassHolder {
+  SequencesPtr sequences;
+  double scale = 1;
+  bool l2_normalize = true;
+  bool keep = false;  // a backward may follow
+};
+using SettingsPtr = c10::intrusive_ptr<Settings>;
+
+struct NormalizedProblem {
+  Problem problem;
+  at::Tensor q_rstd;  // [N, H, 1], undefined without normalisation
+  at::Tensor k_rstd;  // [N, H, 1]
+};
+
+// `tensors`: q, k, v, beta, write_key, log_decay, initial_state
+NormalizedProblem normalized(const torch::autograd::variable_list& tensors, const Settings& settings) {
+  NormalizedProblem result{.problem = {.q = tensors[0],
+                                       .k = tensors[1],
+                                       .v = tensors[2],
+                                       .beta = tensors[3],
+                                       .write_key = tensors[4],
+                                       .log_decay = tensors[5],
+                                       .initial_state = tensors[6],
+                                       .sequences = settings.sequences,
+                                       .scale = settings.scale},
+                           .q_rstd = {},
+                           .k_rstd = {}};
+  if (!settings.l2_normalize) return result;
+  const L2NormForward q = l2_norm_forward(tensors[0]);
+  const L2NormForward k = l2_norm_forward(tensors[1]);
+  result.problem.q = q.y;
+  result.problem.k = k.y;
+  result.q_rstd = q.rstd;
+  result.k_rstd = k.rstd;
+  return result;
+}
+
+class DeltaRuleFunction : public torch::autograd::Function<DeltaRuleFunction> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q,
+                                                const at::Tensor& k, const at::Tensor& v,
+                                                const at::Tensor& beta, const at::Tensor& write_key,
+                                                const at::Tensor& log_decay, const at::Tensor& initial_state,
+                                                const SettingsPtr& settings) {
+    const torch::autograd::variable_list inputs = {q, k, v, beta, write_key, log_decay, initial_state};
+    const Forward result = forward_aten(normalized(inputs, *settings).problem, settings->keep);
+    ctx->set_materialize_grads(false);
+    torch::autograd::variable_list saved = inputs;
+    saved.insert(saved.end(), {result.inverse, result.error, result.states});
+    ctx->save_for_backward(saved);
+    ctx->saved_data["settings"] = at::IValue::make_capsule(settings);
+    return {result.o, result.final_state};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list upstream) {
+    if (!upstream[0].defined() && !upstream[1].defined()) return torch::autograd::variable_list(8);
+    const auto saved = ctx->get_saved_variables();
+    const c10::intrusive_ptr<torch::CustomClassHolder> capsule = ctx->saved_data["settings"].toCapsule();
+    const NormalizedProblem given = normalized(saved, static_cast<const Settings&>(*capsule));
+    const Forward kept{
+        .o = {}, .final_state = {}, .inverse = saved[7], .error = saved[8], .states = saved[9]};
+    const Gradients grads = backward_aten(given.problem, kept, upstream[0], upstream[1]);
+    const at::ScalarType type = saved[0].scalar_type();
+    const auto through_norm = [type](const at::Tensor& d_y, const at::Tensor& y, const at::Tensor& rstd) {
+      return rstd.defined() ? l2_norm_backward(d_y, y, rstd) : d_y.to(type);
+    };
+    return {through_norm(grads.q, given.problem.q, given.q_rstd),
+            through_norm(grads.k, given.problem.k, given.k_rstd),
+            grads.v.to(type),
+            grads.beta,
+            grads.write_key.defined() ? grads.write_key.to(type) : grads.write_key,
+            grads.log_decay,
+            grads.initial_state,
+            at::Tensor()};
+  }
+};
+
+}  // namespace
+}  // namespace delta_rule_detail
+
+DeltaRuleOutput delta_rule(const DeltaRuleArgs& args) {
+  const delta_rule_detail::Problem problem = delta_rule_detail::checked(args);
+  const auto settings = c10::make_intrusive<delta_rule_detail::Settings>();
+  settings->sequences = args.sequences;
+  settings->scale = problem.scale;
+  settings->l2_normalize = args.l2_normalize;
+  if (at::GradMode::is_enabled())
+    for (const at::Tensor& input :
+         {args.q, args.k, args.v, args.beta, args.write_key, args.log_decay, args.initial_state})
+      settings->keep = settings->keep || (input.defined() && input.requires_grad());
+  const auto outputs = delta_rule_detail::DeltaRuleFunction::apply(
+      args.q, args.k, args.v, args.beta, args.write_key, args.log_decay, args.initial_state, settings);
+  return {.o = outputs[0], .final_state = outputs[1]};
+}
+
+}  // namespace osdn::ops

@@ -1,0 +1,104 @@
+// What the implementations of the delta rule share: the checked problem, with q and k already normalised, and
+// the two passes as plain functions. delta_rule.cpp puts autograd around them.
+#pragma once
+
+#include <vector>
+
+#include "ops/delta_rule.h"
+
+namespace osdn::ops::delta_rule_detail {
+
+// N, S, H, HV, K, V as in ops/delta_rule.h.
+struct Problem {
+  at::Tensor q;              // [N, H, K] normalised
+  at::Tensor k;              // [N, H, K] normalised
+  at::Tensor v;              // [N, HV, V]
+  at::Tensor beta;           // [N, HV] accumulation dtype
+  at::Tensor write_key;      // [N, HV, K] or undefined: k
+  at::Tensor log_decay;      // [N, HV], [N, HV, K] or undefined
+  at::Tensor initial_state;  // [S, HV, K, V] or undefined
+  SequencesPtr sequences;
+  double scale = 1;
+
+  int64_t num_value_heads() const { return v.size(1); }
+  int64_t heads_per_key() const { return v.size(1) / k.size(1); }
+  bool scalar_decay() const { return log_decay.defined() && log_decay.dim() == 2; }
+  bool channel_decay() const { return log_decay.defined() && log_decay.dim() == 3; }
+};
+
+struct Forward {
+  at::Tensor o;            // [N, HV, V] dtype of v
+  at::Tensor final_state;  // [S, HV, K, V] accumulation dtype
+  // For the backward of the same implementation only; empty unless asked for.
+  at::Tensor inverse;  // T' of every chunk
+  at::Tensor error;    // E of every chunk
+  at::Tensor states;   // state before every chunk
+};
+
+/// In the accumulation dtype. Gradients of q and k are with respect to the normalised vectors, summed over
+/// the value heads of a group. `write_key` is undefined when the problem has none (then part of k); likewise
+/// the decay.
+struct Gradients {
+  at::Tensor q;              // [N, H, K]
+  at::Tensor k;              // [N, H, K]
+  at::Tensor v;              // [N, HV, V]
+  at::Tensor beta;           // [N, HV]
+  at::Tensor write_key;      // [N, HV, K]
+  at::Tensor log_decay;      // [N, HV] or [N, HV, K]
+  at::Tensor initial_state;  // [S, HV, K, V]
+};
+
+/// Throws UserError for arguments that do not fit each other; returns the problem with q and k as given.
+Problem checked(const DeltaRuleArgs& args);
+
+/// Either of `d_o` [N, HV, V] and `d_final` [S, HV, K, V] may be undefined: no gradient.
+Forward forward_aten(const Problem& problem, bool keep);
+Gradients backward_aten(const Problem& problem, const Forward& kept, const at::Tensor& d_o,
+                        const at::Tensor& d_final);
+
+/// The chunk length of the ATen form: a power of two of at most `largest`, no longer than the longest
+/// sequence needs.
+int64_t chunk_length(const Sequences& sequences, int64_t largest);
+
+/// x [N, H, D] to chunks of its rows [M * HV, C, D] in `dtype`, padding slots zero, each head repeated for
+/// its value heads. Differentiable.
+at::Tensor to_chunks(const at::Tensor& x, const ChunkTable& table, int64_t num_value_heads,
+                     at::ScalarType dtype);
+/// The inverse: [M * HV, C, D] to [N, HV, D]. Differentiable.
+at::Tensor from_chunks(const at::Tensor& x, const ChunkTable& table, int64_t num_value_heads);
+
+// The decayed pair products of a chunk (eq. 4). Exponents are differences of cumulated log-decays between the
+// pair's tokens, never positive, taken in float64: a chunk sum of -1e5 must not cost the small differences
+// their digits.
+class PairDecay {
+ public:
+  /// log_decay [B, C, 1 or K] in chunks, or undefined.
+  PairDecay(const at::Tensor& log_decay, at::ScalarType dtype);
+
+  /// From the chunk's start: exp(G) [B, C, 1 or K]; to its end: exp(G_C - G); over all of it: exp(G_C) [B, 1
+  /// or K, 1]. Undefined without decay.
+  at::Tensor from_start;
+  at::Tensor to_end;
+  at::Tensor whole;
+
+  /// x [B, 2, C, K], y [B, C, K] -> [B, 2, C, C]: <x_r o exp(G_r - G_s), y_s> for s <= r, 0 above.
+  /// Differentiable.
+  at::Tensor gram(const at::Tensor& x, const at::Tensor& y) const;
+
+  /// The gradients of gram: given d_gram [B, 2, C, C], zero above the diagonal, adds to dx [B, 2, C, K] and
+  /// dy [B, C, K].
+  void add_gram_gradients(const at::Tensor& d_gram, const at::Tensor& x, const at::Tensor& y, at::Tensor& dx,
+                          at::Tensor& dy) const;
+
+ private:
+  enum class Kind { kNone, kScalar, kChannel };
+  struct Level;
+  Level level(int64_t block) const;
+
+  Kind kind_ = Kind::kNone;
+  at::ScalarType dtype_;
+  at::Tensor sums_;   // [B, C, 1 or K] float64: inclusive cumulated log-decay G
+  at::Tensor pairs_;  // [B, 1, C, C] scalar decay only: exp(G_r - G_s) for s <= r, 0 above
+};
+
+}  // namespace osdn::ops::delta_rule_detail

@@ -1,5 +1,5 @@
-// y = x W^T (+ b) with the weight gradient added straight into its sink (docs/ops/linear.md). On CUDA the gradient GEMM
-// writes fp32 into the sink; on CPU it is computed, cast and added.
+// y = x W^T (+ b) with the weight gradient added straight into its sink (docs/ops/linear.md). On CUDA the
+// gradient GEMM writes fp32 into the sink; on CPU it is computed, cast and added.
 #pragma once
 
 #include <vector>
@@ -12,9 +12,13 @@ namespace osdn::ops {
 /// x [N, D_in]; weight [D_out, D_in]; bias [D_out] or undefined. Returns [N, D_out] in the dtype of x.
 at::Tensor linear(const at::Tensor& x, const Weight& weight, const Weight& bias = {});
 
-/// One projection by several weights: y = x [W_0; W_1; ...]^T, columns in that order. Where the values are adjacent in
-/// memory (the arena keeps such groups together) one GEMM computes all. Returns [N, sum D_out].
+/// One projection by several weights: y = x [W_0; W_1; ...]^T, columns in that order. Where the values are
+/// adjacent in memory (the arena keeps such groups together) one GEMM computes all. Returns [N, sum D_out].
 at::Tensor linear_group(const at::Tensor& x, const std::vector<Weight>& weights);
+
+/// sink += dy^T x, the product in the dtype of the sink: [D_out, D_in] += [N, D_out]^T [N, D_in]. No
+/// autograd. For ops that contain a projection.
+void add_outer_product(const at::Tensor& sink, const at::Tensor& dy, const at::Tensor& x);
 
 at::Tensor linear_ref(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 

@@ -134,12 +134,15 @@ toolkit_libraries() {  # colon-separated library directories of the CUDA toolkit
 }
 
 # LibTorch's own shared libraries that the loader cannot find, as wheels that bring them (the versions that torch
-# 2.11.0 asks for). libtorch_cuda.so counts only where a CUDA toolkit is: without one the build is CPU only.
+# 2.11.0 asks for). libtorch_cuda.so counts only where a CUDA toolkit is, and may find them there; libtorch_cpu.so must
+# find its own beside it, since a build without CUDA (the asan and tidy presets) knows no toolkit.
 missing_wheels() {  # LibTorch directory
-  local libraries=("$1/lib/libtorch_cpu.so") toolkit name
+  local toolkit name
   toolkit=$(toolkit_libraries)
-  [ -z "$toolkit" ] || libraries+=("$1/lib/libtorch_cuda.so")
-  LD_LIBRARY_PATH=$toolkit${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} ldd "${libraries[@]}" 2>/dev/null |
+  {
+    ldd "$1/lib/libtorch_cpu.so" 2>/dev/null
+    [ -z "$toolkit" ] || LD_LIBRARY_PATH=$toolkit${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} ldd "$1/lib/libtorch_cuda.so" 2>/dev/null
+  } |
     awk '/not found/ { print $1 }' | sort -u |
     while read -r name; do
       case $name in
@@ -253,7 +256,7 @@ if [ -z "$libtorch" ] || [ -n "$(missing_wheels "$libtorch")" ]; then
   rm -rf .deps/.unpack.*
   libtorch=$(find_libtorch)
   if [ -z "$libtorch" ]; then
-    say "setup: will fetch LibTorch $torch_version (530 MB) and unpack it into .deps/ (1.4 GB)"
+    say "setup: will fetch LibTorch $torch_version (530 MB) and unpack it into .deps/ (1.1 GB)"
     free_kb=$(df -Pk .deps | awk 'NR == 2 { print $4 }')
     [ "$free_kb" -ge 2500000 ] || fail 3 "unpacking LibTorch needs 2.5 GB in $PWD/.deps; $((free_kb / 1000)) MB are free"
     fetch "torch==$torch_version"

@@ -52,8 +52,8 @@ void atomic_write(const std::string& path, std::string_view content);
 /// Renames and fsyncs the parent directory: after the return the new name survives a power cut.
 void durable_rename(const std::string& from, const std::string& to);
 
-/// Exchanges two names in one step where the file system can, else by renames (a kill between them leaves `b` absent and
-/// both contents under other names); then fsyncs the parent of `b`.
+/// Exchanges two names in one step where the file system can, else by renames (a kill between them leaves `b`
+/// absent and both contents under other names); then fsyncs the parent of `b`.
 void durable_exchange(const std::string& a, const std::string& b);
 
 void sync_directory(const std::string& path);

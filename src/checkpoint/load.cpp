@@ -1,0 +1,125 @@
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/fs.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/optimizer_shard.h"
+#include "checkpoint/safetensors.h"
+#include "tensor/torch.h"
+
+namespace osdn::checkpoint {
+namespace load_detail {
+
+Json read_state(const std::string& directory, const Manifest& manifest) {
+  const std::string path = directory + "/" + kStateFile;
+  const std::string text = read_file(path);
+  check_digest(directory, manifest.file(kStateFile), digest(text).hex());
+  try {
+    Json state = Json::parse(text);
+    if (const int64_t step = state.at("step").get<int64_t>(); step != manifest.step)
+      throw DataError("{}: is of step {}, manifest.json of step {}", path, step, manifest.step);
+    return state;
+  } catch (const Json::exception& failure) {
+    throw DataError("{}: damaged: {}", path, failure.what());
+  }
+}
+
+/// One pass over the file: its tensors and the digest that the manifest must confirm.
+SafetensorsFile read_verified(const std::string& directory, const ManifestFile& file) {
+  Digest128 found;
+  SafetensorsFile content = read_safetensors(directory + "/" + file.name, &found);
+  check_digest(directory, file, found.hex());
+  return content;
+}
+
+std::vector<NamedTensor> to_weights(const std::string& path, SafetensorsFile content) {
+  std::vector<NamedTensor> weights;
+  for (auto& [name, tensor] : content.tensors) {
+    if (tensor.scalar_type() != at::kFloat)
+      throw DataError("{}: tensor {}: expected dtype F32, got {}", path, name,
+                      c10::toString(tensor.scalar_type()));
+    weights.push_back({name, std::move(tensor)});
+  }
+  return weights;
+}
+
+}  // namespace load_detail
+
+Verdict verify(const std::string& directory) {
+  Verdict verdict;
+  try {
+    const Manifest manifest = read_manifest(directory);
+    verdict.step = manifest.step;
+    verdict.weights_only = manifest.num_optimizer_shards == 0;
+    check_listing(directory, manifest);
+    load_detail::read_state(directory, manifest);
+    for (const ManifestFile& file : manifest.files)
+      if (file.name != kStateFile)
+        check_digest(directory, file, digest_file(directory + "/" + file.name).hex());
+    verdict.intact = true;
+  } catch (const Error& failure) {
+    verdict.problem = failure.what();
+  }
+  return verdict;
+}
+
+Loaded load(const std::string& directory) {
+  const Manifest manifest = read_manifest(directory);
+  check_listing(directory, manifest);
+  Loaded loaded;
+  loaded.directory = directory;
+  loaded.weights_only = manifest.num_optimizer_shards == 0;
+  Snapshot& snapshot = loaded.snapshot;
+  snapshot.step = manifest.step;
+  snapshot.state = load_detail::read_state(directory, manifest);
+  snapshot.weights = load_detail::to_weights(
+      directory + "/" + kModelFile, load_detail::read_verified(directory, manifest.file(kModelFile)));
+  if (loaded.weights_only) return loaded;
+  MomentAssembler assembler(snapshot.weights);
+  for (int64_t rank = 0; rank < manifest.num_optimizer_shards; ++rank) {
+    const ManifestFile& file = manifest.file(optimizer_name(rank, manifest.num_optimizer_shards));
+    assembler.add(directory + "/" + file.name, load_detail::read_verified(directory, file),
+                  {.step = manifest.step, .rank = rank, .world_size = manifest.num_optimizer_shards});
+  }
+  assembler.finish(directory, &snapshot.exp_avg, &snapshot.exp_avg_sq);
+  return loaded;
+}
+
+std::optional<Loaded> load_newest(const std::string& checkpoints_directory, Leftovers leftovers) {
+  if (leftovers == Leftovers::kRemove) remove_leftovers(checkpoints_directory);
+  std::vector<std::string> skipped;
+  std::vector<StepEntry> steps = list_steps(checkpoints_directory, &skipped);
+  for (const std::string& stranger : skipped) log::warning("{}/{}; ignored", checkpoints_directory, stranger);
+  const size_t num_strangers = skipped.size();
+  for (auto entry = steps.rbegin(); entry != steps.rend(); ++entry) {
+    const std::string directory = checkpoints_directory + "/" + entry->name;
+    std::string problem;
+    try {
+      // Weights alone cannot be resumed from; the manifest says so before gigabytes are read.
+      if (read_manifest(directory).num_optimizer_shards > 0) {
+        Loaded loaded = load(directory);
+        loaded.skipped = std::move(skipped);
+        return loaded;
+      }
+      problem = fmt::format("{}: holds weights only", directory);
+    } catch (const Error& failure) {
+      problem = failure.what();
+    }
+    log::warning("checkpoint {} skipped: {}", entry->name, problem);
+    skipped.push_back(entry->name + ": " + problem);
+  }
+  if (!steps.empty())
+    throw DataError(
+        "{}: none of {} checkpoints can be resumed from; the newest: {}. Repair or remove them, or start "
+        "under another "
+        "run.name (run.init_from takes weights from an intact one)",
+        checkpoints_directory, steps.size(), skipped[num_strangers]);
+  return std::nullopt;
+}
+
+}  // namespace osdn::checkpoint

@@ -42,7 +42,7 @@ else
   if [ "$check" = no ]; then
     printf '%s\0' "${sources[@]}" | xargs -0 -P "$(nproc)" -n 16 "$clang_format" -i
   else
-    output=$(printf '%s\0' "${sources[@]}" | xargs -0 -P "$(nproc)" -n 16 "$clang_format" --dry-run --ferror-limit=1 2>&1 |
+    output=$(printf '%s\0' "${sources[@]}" | xargs -0 "$clang_format" --dry-run --ferror-limit=1 2>&1 |
       grep -E 'warning: code should be clang-formatted|error:' || true)
     if [ -n "$output" ]; then
       sed 's/ warning: code should be.*/ is not formatted: run scripts\/format.sh/' <<<"$output"

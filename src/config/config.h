@@ -1,5 +1,6 @@
-// The whole configuration of a run as plain aggregates, one struct per YAML section, each field with its default.
-// Loading is strict (config/yaml.h); docs/config.md is generated from the field table in config/schema.cpp.
+// The whole configuration of a run as plain aggregates, one struct per YAML section, each field with its
+// default. Loading is strict (config/yaml.h); docs/config.md is generated from the field table in
+// config/schema.cpp.
 #pragma once
 
 #include <array>
@@ -22,34 +23,35 @@ enum class Recompute { kNone, kMixer, kBlock };
 enum class TokenizerType { kBpe, kUnigram };
 
 struct Run {
-  std::string name;                       // names the run directory; required for training
-  std::string directory = "runs";         // parent of the run directory
-  int64_t seed = 42;                      // initialisation and data order
-  Device device = Device::kAuto;          // auto: a GPU when one is visible
-  Resume resume = Resume::kAuto;          // never: refuse a run directory that already holds checkpoints
-  std::optional<std::string> init_from;   // a checkpoint directory whose weights the run starts from
+  std::string name;                      // names the run directory; required for training
+  std::string directory = "runs";        // parent of the run directory
+  int64_t seed = 42;                     // initialisation and data order
+  Device device = Device::kAuto;         // auto: a GPU when one is visible
+  Resume resume = Resume::kAuto;         // never: refuse a run directory that already holds checkpoints
+  std::optional<std::string> init_from;  // a checkpoint directory whose weights the run starts from
 };
 
 /// The preconditioned write. Absent: the plain backbone. Symbols as in docs/ops/precond_scan.md.
 struct Osdn {
-  std::optional<std::string> preset;      // a named set of the values below; keys given beside it override
-  double step_size = 1.0;                 // eta
+  std::optional<std::string> preset;  // a named set of the values below; keys given beside it override
+  double step_size = 1.0;             // eta
   std::array<double, 2> box = {2.0 / 3.0, 1.5};  // per-token clip of d
   Hypergradient hypergradient = Hypergradient::kBetaAware;
-  double initial_scale = 1.0;             // d0 at initialisation
-  bool learn_initial_scale = true;        // never decayed
-  bool clamp_initial_scale = true;        // d0 is used clamped to the box, zero gradient outside (authors' presets: false)
+  double initial_scale = 1.0;       // d0 at initialisation
+  bool learn_initial_scale = true;  // never decayed
+  bool clamp_initial_scale =
+      true;  // d0 is used clamped to the box, zero gradient outside (authors' presets: false)
   Retention retention = Retention::kNone;
-  double retention_bias = 6.9;            // bias of the retention gate at initialisation; constant retention: its logit
-  bool anchored = false;                  // 1 + r (d - 1) instead of r d
-  bool divide_by_key_norm = false;        // divide the step by ||k||^2 + 1e-5
-  bool detach = false;                    // stop the gradient through d
-  bool allow_unstable = false;            // permit d_max * beta_max > 2 or eta * beta_max^2 > 2
+  double retention_bias = 6.9;  // bias of the retention gate at initialisation; constant retention: its logit
+  bool anchored = false;        // 1 + r (d - 1) instead of r d
+  bool divide_by_key_norm = false;  // divide the step by ||k||^2 + 1e-5
+  bool detach = false;              // stop the gradient through d
+  bool allow_unstable = false;      // permit d_max * beta_max > 2 or eta * beta_max^2 > 2
 };
 
 struct Model {
   Backbone backbone = Backbone::kDeltaNet;
-  std::optional<int64_t> vocab_size;      // from the tokenizer when absent
+  std::optional<int64_t> vocab_size;  // from the tokenizer when absent
   int64_t hidden_size = 1024;
   int64_t num_layers = 24;
   int64_t num_heads = 8;
@@ -58,24 +60,25 @@ struct Model {
   int64_t conv_size = 4;
   bool tie_embeddings = false;
   double norm_eps = 1.0e-6;
-  double initializer_range = 0.02;        // standard deviation of the normal initialisation
-  bool use_gate = false;                  // gated output norm (swish)
+  double initializer_range = 0.02;          // standard deviation of the normal initialisation
+  bool use_gate = false;                    // gated output norm (swish)
   bool allow_negative_eigenvalues = false;  // beta in (0, 2)
   std::optional<Osdn> osdn;
 };
 
 struct WeightedSource {
-  std::string path;                       // a glob of shards
+  std::string path;  // a glob of shards
   double weight = 1.0;
 };
 
 struct Data {
-  std::vector<WeightedSource> train;      // required for training
+  std::vector<WeightedSource> train;  // required for training
   std::vector<std::string> validation;
-  std::optional<std::string> tokenizer;   // sentencepiece model
+  std::optional<std::string> tokenizer;  // sentencepiece model
   int64_t sequence_length = 4096;
   Documents documents = Documents::kReset;
-  std::optional<int64_t> max_document_tokens;  // documents longer than this are cut into windows of this length
+  std::optional<int64_t>
+      max_document_tokens;  // documents longer than this are cut into windows of this length
 };
 
 struct Optimizer {
@@ -83,13 +86,13 @@ struct Optimizer {
   std::array<double, 2> betas = {0.9, 0.95};
   double eps = 1.0e-15;
   double weight_decay = 0.1;
-  double clip_norm = 1.0;                 // global norm
-  bool skip_nonfinite = true;             // skip and count steps with a non-finite loss or gradient
+  double clip_norm = 1.0;      // global norm
+  bool skip_nonfinite = true;  // skip and count steps with a non-finite loss or gradient
   Schedule schedule = Schedule::kCosine;
   int64_t warmup_steps = 1024;
-  double final_ratio = 0.1;               // learning rate at the end over its peak
-  double decay_fraction = 0.2;            // warmup_stable_decay only: share of the steps in the final decay
-  bool decay_all = false;                 // decay every parameter, as the peer does
+  double final_ratio = 0.1;     // learning rate at the end over its peak
+  double decay_fraction = 0.2;  // warmup_stable_decay only: share of the steps in the final decay
+  bool decay_all = false;       // decay every parameter, as the peer does
   int64_t max_skipped_in_row = 10;
 };
 
@@ -106,7 +109,7 @@ struct Checkpoint {
   int64_t every_steps = 512;
   double every_minutes = 30;
   int64_t keep_last = 2;
-  int64_t keep_every_steps = 5120;        // these keep weights only; 0: none
+  int64_t keep_every_steps = 5120;  // these keep weights only; 0: none
   bool asynchronous = true;
 };
 
@@ -121,18 +124,18 @@ struct TrainTokenizer {
 };
 
 struct Prepare {
-  std::vector<std::string> input;         // globs of .txt and .jsonl files
-  bool builtin = false;                   // the built-in corpus instead of input files
-  int64_t builtin_megabytes = 4;          // size of the built-in corpus, MB of text
-  std::string format = "auto";            // auto | txt | jsonl
-  std::string text_key = "text";          // JSON field of the document text
+  std::vector<std::string> input;  // globs of .txt and .jsonl files
+  bool builtin = false;            // the built-in corpus instead of input files
+  int64_t builtin_megabytes = 4;   // size of the built-in corpus, MB of text
+  std::string format = "auto";     // auto | txt | jsonl
+  std::string text_key = "text";   // JSON field of the document text
   std::string output = "shards";
-  double validation_fraction = 0.001;     // by document hash
-  bool add_eos = false;                   // end each document with eos as well
-  int64_t shard_tokens = int64_t{1} << 27;  // tokens a shard, at most 2^28
+  double validation_fraction = 0.001;          // by document hash
+  bool add_eos = false;                        // end each document with eos as well
+  int64_t shard_tokens = int64_t{1} << 27;     // tokens a shard, at most 2^28
   std::optional<std::string> tokenizer_model;  // YAML: tokenizer: {model: path}; else one is trained
   TrainTokenizer tokenizer;
-  int64_t workers = 0;                    // 0: all cores
+  int64_t workers = 0;  // 0: all cores
 };
 
 struct Metrics {
@@ -167,8 +170,11 @@ int64_t intermediate_size(const Model& model);
 /// Largest beta the backbone can produce: 1, or 2 with negative eigenvalues.
 double max_beta(const Model& model);
 
-/// Checks values and combinations that no single field shows (heads x head_dim, box, ranges, batch against sequence).
-/// Throws UserError whose text starts with the dotted key.
+/// Checks values and combinations that no single field shows (heads x head_dim, box, ranges, batch against
+/// sequence). Throws UserError whose text starts with the dotted key.
 void validate(const Config& config);
+
+/// As validate, and what training needs beyond it: a name and shards. Same form of error.
+void validate_for_training(const Config& config);
 
 }  // namespace osdn::config

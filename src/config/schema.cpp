@@ -1,0 +1,428 @@
+#include <utility>
+
+#include "config/detail/presets.h"
+#include "config/detail/schema.h"
+#include "config/detail/values.h"
+
+namespace osdn::config::detail {
+namespace {
+
+constexpr double kLargestDimension = 1 << 20;
+
+Rule any() { return {}; }
+
+Rule at_least(double low) {
+  Rule rule;
+  rule.low = low;
+  return rule;
+}
+
+Rule above(double low) {
+  Rule rule = at_least(low);
+  rule.above_low = true;
+  return rule;
+}
+
+Rule between(double low, double high) {
+  Rule rule = at_least(low);
+  rule.high = high;
+  return rule;
+}
+
+Rule from_up_to_below(double low, double high) {
+  Rule rule = between(low, high);
+  rule.below_high = true;
+  return rule;
+}
+
+Rule above_up_to(double low, double high) {
+  Rule rule = between(low, high);
+  rule.above_low = true;
+  return rule;
+}
+
+Rule dimension() { return between(1, kLargestDimension); }
+Rule count() { return between(1, kLargestCount); }
+
+Rule path() {
+  Rule rule;
+  rule.path = true;
+  return rule;
+}
+
+Rule one_of(std::vector<std::string> choices) {
+  Rule rule;
+  rule.choices = std::move(choices);
+  return rule;
+}
+
+Rule automatic(Rule rule) {
+  rule.automatic = true;
+  return rule;
+}
+
+Rule may_be_unset() {
+  Rule rule;
+  rule.may_be_unset = true;
+  return rule;
+}
+
+class Table {
+ public:
+  void section(std::string key, std::string meaning) {
+    section_ = key;
+    sections.push_back({std::move(key), std::move(meaning)});
+  }
+
+  // `access` returns a reference to the field for a const and a non-const Config.
+  template <typename Access>
+  void field(const std::string& name, Access access, const Rule& rule, std::string meaning) {
+    using T = std::remove_cv_t<std::remove_reference_t<decltype(access(std::declval<Config&>()))>>;
+    const std::string key = join_key(section_, name);
+    Field made;
+    made.key = key;
+    made.section = section_;
+    made.name = name;
+    made.type = describe(rule, static_cast<const T*>(nullptr));
+    made.meaning = std::move(meaning);
+    made.read = [access, rule, key](const Node& node, Config& config) {
+      read(node, key, rule, access(config));
+    };
+    made.write = [access, rule](const Config& config) { return write(rule, access(config)); };
+    made.outside = [access, rule](const Config& config) { return outside(rule, access(config)); };
+    fields.push_back(std::move(made));
+  }
+
+  std::vector<Section> sections;
+  std::vector<Field> fields;
+
+ private:
+  std::string section_;
+};
+
+void add_run(Table& table) {
+  table.section("run", "The run: its name, place and randomness.");
+  table.field(
+      "name", [](auto& c) -> auto& { return c.run.name; }, may_be_unset(),
+      "Names the run's directory; required for training");
+  table.field(
+      "directory", [](auto& c) -> auto& { return c.run.directory; }, path(), "Parent of the run's directory");
+  table.field(
+      "seed", [](auto& c) -> auto& { return c.run.seed; }, at_least(0),
+      "Seed of the initialisation and of the order of the data");
+  table.field(
+      "device", [](auto& c) -> auto& { return c.run.device; }, any(),
+      "Where to compute; auto: a GPU when one is visible");
+  table.field(
+      "resume", [](auto& c) -> auto& { return c.run.resume; }, any(),
+      "auto: continue from the newest valid checkpoint; never: refuse a directory that holds checkpoints");
+  table.field(
+      "init_from", [](auto& c) -> auto& { return c.run.init_from; }, path(),
+      "A checkpoint directory whose weights the run starts from");
+}
+
+void add_model(Table& table) {
+  table.section("model", "The architecture.");
+  table.field(
+      "backbone", [](auto& c) -> auto& { return c.model.backbone; }, any(),
+      "Token mixer; delta_net is the one supported");
+  table.field(
+      "vocab_size", [](auto& c) -> auto& { return c.model.vocab_size; }, between(2, 1 << 30),
+      "Number of token ids; null: the tokenizer's");
+  table.field(
+      "hidden_size", [](auto& c) -> auto& { return c.model.hidden_size; }, dimension(),
+      "Width of the residual stream; delta_net: num_heads x head_dim");
+  table.field(
+      "num_layers", [](auto& c) -> auto& { return c.model.num_layers; }, dimension(), "Number of blocks");
+  table.field(
+      "num_heads", [](auto& c) -> auto& { return c.model.num_heads; }, dimension(), "Heads of the mixer");
+  table.field(
+      "head_dim", [](auto& c) -> auto& { return c.model.head_dim; }, dimension(),
+      "Key and value dimension of a head");
+  table.field(
+      "intermediate_size", [](auto& c) -> auto& { return c.model.intermediate_size; }, dimension(),
+      "Width of the SwiGLU; null: 256 ceil(floor(8/3 hidden_size) / 256)");
+  table.field(
+      "conv_size", [](auto& c) -> auto& { return c.model.conv_size; }, between(1, 64),
+      "Taps of the short convolutions, in tokens");
+  table.field(
+      "tie_embeddings", [](auto& c) -> auto& { return c.model.tie_embeddings; }, any(),
+      "Share one matrix between the embedding and the output head");
+  table.field(
+      "norm_eps", [](auto& c) -> auto& { return c.model.norm_eps; }, above(0),
+      "Added to the mean square in every RMSNorm");
+  table.field(
+      "initializer_range", [](auto& c) -> auto& { return c.model.initializer_range; }, above(0),
+      "Standard deviation of the initial weights");
+  table.field(
+      "use_gate", [](auto& c) -> auto& { return c.model.use_gate; }, any(),
+      "Gate the output norm of the mixer (swish)");
+  table.field(
+      "allow_negative_eigenvalues", [](auto& c) -> auto& { return c.model.allow_negative_eigenvalues; },
+      any(), "Let beta reach 2 instead of 1");
+}
+
+void add_osdn(Table& table) {
+  table.section(
+      "model.osdn",
+      "The preconditioned write: token t writes with the key d_t o k_t, then d moves by a step of step_size. "
+      "Null or absent: the plain backbone.");
+  table.field(
+      "preset", [](auto& c) -> auto& { return c.model.osdn->preset; }, one_of(preset_names()),
+      "A named set of the values below; the other keys of this section override it");
+  table.field(
+      "step_size", [](auto& c) -> auto& { return c.model.osdn->step_size; }, at_least(0),
+      "eta, step of the preconditioner; 0 keeps d at its start");
+  table.field(
+      "box", [](auto& c) -> auto& { return c.model.osdn->box; }, at_least(0),
+      "Smallest and largest entry of d, clipped at every token");
+  table.field(
+      "hypergradient", [](auto& c) -> auto& { return c.model.osdn->hypergradient; }, any(),
+      "beta_aware: gradient of the loss after the write; beta_free: the same with beta = 1");
+  table.field(
+      "initial_scale", [](auto& c) -> auto& { return c.model.osdn->initial_scale; }, at_least(0),
+      "Value of d0 at initialisation");
+  table.field(
+      "learn_initial_scale", [](auto& c) -> auto& { return c.model.osdn->learn_initial_scale; }, any(),
+      "Train d0 (one entry a head and channel, never decayed)");
+  table.field(
+      "clamp_initial_scale", [](auto& c) -> auto& { return c.model.osdn->clamp_initial_scale; }, any(),
+      "Use d0 clamped to the box, with zero gradient outside it");
+  table.field(
+      "retention", [](auto& c) -> auto& { return c.model.osdn->retention; }, any(),
+      "What d keeps at every token: all, a constant share, the share of an own gate (APF) or of the state's "
+      "gate");
+  table.field(
+      "retention_bias", [](auto& c) -> auto& { return c.model.osdn->retention_bias; }, between(-100, 100),
+      "own_gate: initial bias of the gate; constant: its logit, so that r = sigmoid(retention_bias)");
+  table.field(
+      "anchored", [](auto& c) -> auto& { return c.model.osdn->anchored; }, any(),
+      "Forget towards 1 instead of 0: 1 + r (d - 1) instead of r d");
+  table.field(
+      "divide_by_key_norm", [](auto& c) -> auto& { return c.model.osdn->divide_by_key_norm; }, any(),
+      "Divide the step by the squared norm of the key + 1e-5");
+  table.field(
+      "detach", [](auto& c) -> auto& { return c.model.osdn->detach; }, any(), "Stop the gradient through d");
+  table.field(
+      "allow_unstable", [](auto& c) -> auto& { return c.model.osdn->allow_unstable; }, any(),
+      "Permit box and step beyond the limits of stability (box[1] x beta <= 2, step_size x beta^2 <= 2)");
+}
+
+void add_data(Table& table) {
+  table.section("data", "Token shards and how they are cut.");
+  table.field(
+      "train", [](auto& c) -> auto& { return c.data.train; }, path(),
+      "Shards to train on: globs, or {path, weight} to mix sources; required for training");
+  table.field(
+      "validation", [](auto& c) -> auto& { return c.data.validation; }, path(),
+      "Shards to validate on: globs");
+  table.field(
+      "tokenizer", [](auto& c) -> auto& { return c.data.tokenizer; }, path(),
+      "The sentencepiece model that made the shards");
+  table.field(
+      "sequence_length", [](auto& c) -> auto& { return c.data.sequence_length; }, between(1, 1 << 30),
+      "Target tokens of a training window");
+  table.field(
+      "documents", [](auto& c) -> auto& { return c.data.documents; }, any(),
+      "reset: state and convolutions restart at every document; carry: at window starts only");
+  table.field(
+      "max_document_tokens", [](auto& c) -> auto& { return c.data.max_document_tokens; }, count(),
+      "Restart inside longer documents every so many tokens; null: never");
+}
+
+void add_optimizer(Table& table) {
+  table.section("optimizer", "AdamW and its schedule.");
+  table.field(
+      "learning_rate", [](auto& c) -> auto& { return c.optimizer.learning_rate; }, at_least(0),
+      "Peak learning rate");
+  table.field(
+      "betas", [](auto& c) -> auto& { return c.optimizer.betas; }, from_up_to_below(0, 1),
+      "Decay rates of the two moments");
+  table.field(
+      "eps", [](auto& c) -> auto& { return c.optimizer.eps; }, above(0),
+      "Added to the root of the second moment");
+  table.field(
+      "weight_decay", [](auto& c) -> auto& { return c.optimizer.weight_decay; }, at_least(0),
+      "Decoupled weight decay of matrices and convolutions");
+  table.field(
+      "clip_norm", [](auto& c) -> auto& { return c.optimizer.clip_norm; }, above(0),
+      "Largest global norm of the gradient");
+  table.field(
+      "skip_nonfinite", [](auto& c) -> auto& { return c.optimizer.skip_nonfinite; }, any(),
+      "Skip and count steps whose loss or gradient is not finite");
+  table.field(
+      "schedule", [](auto& c) -> auto& { return c.optimizer.schedule; }, any(),
+      "Course of the learning rate after the warm-up; wsd: constant, then decay");
+  table.field(
+      "warmup_steps", [](auto& c) -> auto& { return c.optimizer.warmup_steps; }, between(0, kLargestCount),
+      "Steps of the linear warm-up");
+  table.field(
+      "final_ratio", [](auto& c) -> auto& { return c.optimizer.final_ratio; }, between(0, 1),
+      "Learning rate at the last step over its peak");
+  table.field(
+      "decay_fraction", [](auto& c) -> auto& { return c.optimizer.decay_fraction; }, above_up_to(0, 1),
+      "wsd only: share of the steps in the final decay");
+  table.field(
+      "decay_all", [](auto& c) -> auto& { return c.optimizer.decay_all; }, any(),
+      "Decay every parameter, norms and d0 included");
+  table.field(
+      "max_skipped_in_row", [](auto& c) -> auto& { return c.optimizer.max_skipped_in_row; }, count(),
+      "So many skipped steps in a row end the run");
+}
+
+void add_training(Table& table) {
+  table.section("train", "Length, batch and precision.");
+  table.field(
+      "steps", [](auto& c) -> auto& { return c.train.steps; }, count(), "Optimiser steps of the whole run");
+  table.field(
+      "global_batch_tokens", [](auto& c) -> auto& { return c.train.global_batch_tokens; }, count(),
+      "Target tokens of a step over all ranks; a multiple of data.sequence_length");
+  table.field(
+      "micro_batch_sequences", [](auto& c) -> auto& { return c.train.micro_batch_sequences; },
+      automatic(count()), "Windows a rank computes at once; auto: chosen at the first start and kept");
+  table.field(
+      "precision", [](auto& c) -> auto& { return c.train.precision; }, any(),
+      "Of the computation; master weights are float32. auto: bfloat16 on a GPU, float32 on a CPU");
+  table.field(
+      "cuda_graph", [](auto& c) -> auto& { return c.train.cuda_graph; }, automatic(any()),
+      "Capture the step in a CUDA graph");
+  table.field(
+      "recompute", [](auto& c) -> auto& { return c.train.recompute; }, any(),
+      "What the backward pass computes again to save memory");
+
+  table.section("checkpoint", "When checkpoints are made and which are kept.");
+  table.field(
+      "every_steps", [](auto& c) -> auto& { return c.checkpoint.every_steps; }, count(),
+      "Steps between checkpoints");
+  table.field(
+      "every_minutes", [](auto& c) -> auto& { return c.checkpoint.every_minutes; }, above(0),
+      "Minutes after which one is made in any case");
+  table.field(
+      "keep_last", [](auto& c) -> auto& { return c.checkpoint.keep_last; }, count(),
+      "Newest checkpoints that are kept");
+  table.field(
+      "keep_every_steps", [](auto& c) -> auto& { return c.checkpoint.keep_every_steps; },
+      between(0, kLargestCount), "Keep the weights at multiples of so many steps for good; 0: none");
+  table.field(
+      "asynchronous", [](auto& c) -> auto& { return c.checkpoint.asynchronous; }, any(),
+      "Write while training goes on");
+
+  table.section("evaluation", "Validation during training.");
+  table.field(
+      "every_steps", [](auto& c) -> auto& { return c.evaluation.every_steps; }, count(),
+      "Steps between validations");
+  table.field(
+      "sequences", [](auto& c) -> auto& { return c.evaluation.sequences; }, count(),
+      "Validation windows that are scored");
+}
+
+void add_prepare(Table& table) {
+  table.section("prepare", "Text to token shards (`osdn prepare`).");
+  table.field(
+      "input", [](auto& c) -> auto& { return c.prepare.input; }, path(), "Text files: globs");
+  table.field(
+      "builtin", [](auto& c) -> auto& { return c.prepare.builtin; }, any(),
+      "Use the built-in corpus instead of input files");
+  table.field(
+      "builtin_megabytes", [](auto& c) -> auto& { return c.prepare.builtin_megabytes; }, between(1, 100000),
+      "Size of the built-in corpus, MB of text");
+  table.field(
+      "format", [](auto& c) -> auto& { return c.prepare.format; }, one_of({"auto", "txt", "jsonl"}),
+      "Of the input files; auto: by their ending");
+  table.field(
+      "text_key", [](auto& c) -> auto& { return c.prepare.text_key; }, any(),
+      "JSON field that holds a document's text");
+  table.field(
+      "output", [](auto& c) -> auto& { return c.prepare.output; }, path(), "Directory of the shards");
+  table.field(
+      "validation_fraction", [](auto& c) -> auto& { return c.prepare.validation_fraction; },
+      from_up_to_below(0, 1), "Share of the documents kept for validation, chosen by their digest");
+  table.field(
+      "add_eos", [](auto& c) -> auto& { return c.prepare.add_eos; }, any(),
+      "End each document with eos (each starts with bos in any case)");
+  table.field(
+      "shard_tokens", [](auto& c) -> auto& { return c.prepare.shard_tokens; }, between(1, 1 << 28),
+      "Tokens of a shard");
+  table.field(
+      "workers", [](auto& c) -> auto& { return c.prepare.workers; }, between(0, 4096),
+      "Encoding threads; 0: one a core");
+
+  table.section("prepare.tokenizer", "The tokenizer that `osdn prepare` uses.");
+  table.field(
+      "model", [](auto& c) -> auto& { return c.prepare.tokenizer_model; }, path(),
+      "A sentencepiece model to use; null: one is trained with the two values below");
+  table.field(
+      "train", [](auto& c) -> auto& { return c.prepare.tokenizer.type; }, any(),
+      "Kind of tokenizer to train");
+  table.field(
+      "vocab_size", [](auto& c) -> auto& { return c.prepare.tokenizer.vocab_size; }, between(260, 1 << 24),
+      "Number of token ids to train, the 256 bytes included");
+}
+
+void add_rest(Table& table) {
+  table.section("metrics", "What is recorded.");
+  table.field(
+      "every_steps", [](auto& c) -> auto& { return c.metrics.every_steps; }, count(),
+      "Steps between lines of metrics.jsonl");
+  table.field(
+      "residual_every_steps", [](auto& c) -> auto& { return c.metrics.residual_every_steps; }, count(),
+      "Steps between measurements of q_geo and its companions");
+  table.field(
+      "tensorboard", [](auto& c) -> auto& { return c.metrics.tensorboard; }, any(),
+      "Write TensorBoard event files beside metrics.jsonl");
+
+  table.section("distributed", "Several processes.");
+  table.field(
+      "zero", [](auto& c) -> auto& { return c.distributed.zero; }, between(0, 1),
+      "1: each rank keeps the optimiser state of its own range; 0: every rank keeps all");
+  table.field(
+      "processes_per_node", [](auto& c) -> auto& { return c.distributed.processes_per_node; },
+      automatic(between(1, 1024)), "Processes started on a node; auto: one a visible GPU");
+  table.field(
+      "timeout_seconds", [](auto& c) -> auto& { return c.distributed.timeout_seconds; }, between(1, 1e6),
+      "Longest wait of a collective operation");
+  table.field(
+      "max_restarts", [](auto& c) -> auto& { return c.distributed.max_restarts; }, between(0, 1e6),
+      "Restarts from the last checkpoint after a process died");
+}
+
+Table make_table() {
+  Table table;
+  add_run(table);
+  add_model(table);
+  add_osdn(table);
+  add_data(table);
+  add_optimizer(table);
+  add_training(table);
+  add_prepare(table);
+  add_rest(table);
+  return table;
+}
+
+const Table& table_of_fields() {
+  static const Table table = make_table();
+  return table;
+}
+
+}  // namespace
+
+const std::vector<Section>& sections() { return table_of_fields().sections; }
+const std::vector<Field>& fields() { return table_of_fields().fields; }
+
+bool is_section(const std::string& key) {
+  for (const Section& section : sections())
+    if (section.key == key) return true;
+  return false;
+}
+
+const Field* find_field(const std::string& key) {
+  for (const Field& field : fields())
+    if (field.key == key) return &field;
+  return nullptr;
+}
+
+bool is_present(const Field& field, const Config& config) {
+  return field.section != "model.osdn" || config.model.osdn.has_value();
+}
+
+}  // namespace osdn::config::detail

@@ -1,8 +1,10 @@
 #include "ops/l2_norm.h"
 
 #include <cmath>
+#include <vector>
 
 #include "base/error.h"
+#include "ops/detail/simd_math.h"
 #include "tensor/check.h"
 #include "tensor/gradient.h"
 #include "tensor/torch.h"
@@ -11,21 +13,6 @@ namespace osdn::ops {
 namespace l2_norm_detail {
 
 constexpr int64_t kRowsPerTask = 256;
-constexpr int64_t kLanes =
-    16;  // partial sums of a row: a fixed order that the compiler can keep in vector registers
-
-template <typename T, typename F>
-T sum_of(int64_t width, F term) {
-  T lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= width; i += kLanes)
-    for (int64_t j = 0; j < kLanes; ++j) lanes[j] += term(i + j);
-  for (int64_t j = 0; i + j < width; ++j) lanes[j] += term(i + j);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2)
-    for (int64_t j = 0; j < half; ++j) lanes[j] += lanes[j + half];
-  return lanes[0];
-}
-
 // x, y [rows, width]; rstd [rows]                                                                        (eq.
 // 1)
 template <typename T>
@@ -34,7 +21,7 @@ void forward_cpu(const T* x, T* y, T* rstd, int64_t rows, int64_t width) {
     for (int64_t row = begin; row < end; ++row) {
       const T* from = x + row * width;
       T* to = y + row * width;
-      const T squares = sum_of<T>(width, [from](int64_t i) { return from[i] * from[i]; });
+      const T squares = simd::sum<T>(width, [from](int64_t i) { return from[i] * from[i]; });
       const T inverse = T(1) / std::sqrt(squares + static_cast<T>(kL2NormEps));
       for (int64_t i = 0; i < width; ++i) to[i] = from[i] * inverse;
       rstd[row] = inverse;
@@ -51,7 +38,7 @@ void backward_cpu(const T* dy, const T* y, const T* rstd, T* dx, int64_t rows, i
       const T* up = dy + row * width;
       const T* unit = y + row * width;
       T* to = dx + row * width;
-      const T along = sum_of<T>(width, [up, unit](int64_t i) { return up[i] * unit[i]; });
+      const T along = simd::sum<T>(width, [up, unit](int64_t i) { return up[i] * unit[i]; });
       for (int64_t i = 0; i < width; ++i) to[i] = rstd[row] * (up[i] - along * unit[i]);
     }
   });

@@ -1,0 +1,41 @@
+#include "eval/validation.h"
+
+#include <cmath>
+#include <numbers>
+
+#include "tensor/torch.h"
+
+namespace osdn::eval {
+
+DeviceBatch to_device(const data::Batch& batch, at::Device device) {
+  // from_blob reads the batch's memory; the conversions copy it.
+  const int64_t windows = batch.num_windows();
+  const int64_t row = static_cast<int64_t>(batch.tokens.size()) / windows;
+  const at::Tensor tokens = at::from_blob(const_cast<int32_t*>(batch.tokens.data()), {windows, row},
+                                          at::TensorOptions().dtype(at::kInt))
+                                .to(device)
+                                .to(at::kLong);  // [B, T + 1]
+  return {.inputs = tokens.narrow(1, 0, row - 1).reshape({-1}),
+          .targets = tokens.narrow(1, 1, row - 1).reshape({-1}),
+          .sequences = ops::Sequences::make(batch.offsets, device)};
+}
+
+metrics::Validation validate(const model::LanguageModel& model, const data::ValidationSet& set,
+                             at::Device device) {
+  const at::NoGradGuard no_grad;
+  double loss_sum = 0;
+  double targets = 0;
+  for (int64_t index = 0; index < set.num_batches(); ++index) {
+    const DeviceBatch batch = to_device(set.batch(index), device);
+    model::ForwardCall call{.sequences = batch.sequences};
+    // Row losses summed in float64: the sum does not depend on how windows share batches.
+    loss_sum += model.loss_rows(batch.inputs, batch.targets, call).sum(at::kDouble).item<double>();
+    targets += static_cast<double>(batch.targets.numel());
+  }
+  const double loss = loss_sum / targets;
+  return {.loss = loss,
+          .perplexity = std::exp(loss),
+          .bits_per_byte = loss / (std::numbers::ln2 * set.bytes_per_token())};
+}
+
+}  // namespace osdn::eval

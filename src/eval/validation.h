@@ -1,0 +1,25 @@
+// Validation loss: the mean over all target tokens of a fixed set of windows, whatever their split into
+// batches.
+#pragma once
+
+#include "data/loader.h"
+#include "metrics/step_record.h"
+#include "model/lm.h"
+#include "tensor/fwd.h"
+
+namespace osdn::eval {
+
+/// Token-weighted loss, perplexity and bits per byte of the whole set. Changes nothing: no gradient, no
+/// state, no random numbers.
+metrics::Validation validate(const model::LanguageModel& model, const data::ValidationSet& set,
+                             at::Device device);
+
+/// Token tensors of a batch on a device: inputs and targets, each [B * T] int64.
+struct DeviceBatch {
+  at::Tensor inputs;
+  at::Tensor targets;
+  ops::SequencesPtr sequences;
+};
+DeviceBatch to_device(const data::Batch& batch, at::Device device);
+
+}  // namespace osdn::eval

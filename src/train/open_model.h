@@ -1,0 +1,30 @@
+// A trained model with its tokenizer, ready for evaluation and generation.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "config/config.h"
+#include "data/tokenizer.h"
+#include "model/lm.h"
+#include "optim/parameter_arena.h"
+
+namespace osdn::train {
+
+struct OpenModel {
+  config::Config config;  // of the run that wrote the checkpoint
+  int64_t step = 0;
+  std::string directory;
+  at::Device device = at::kCPU;
+  std::unique_ptr<optim::ParameterArena> arena;  // weights only
+  std::unique_ptr<model::LanguageModel> model;
+  std::optional<data::Tokenizer> tokenizer;
+};
+
+/// From a run, checkpoints or step directory (open_checkpoint). `tokenizer` replaces the path of the run's
+/// configuration.
+OpenModel open_model(const std::string& path, config::Device device,
+                     const std::optional<std::string>& tokenizer);
+
+}  // namespace osdn::train

@@ -1,0 +1,85 @@
+#include "train/run_directory.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/error.h"
+#include "config/yaml.h"
+
+namespace osdn::train {
+namespace {
+
+FileLock lock_or_throw(const std::string& path) {
+  create_directories(path);
+  std::string holder;
+  std::optional<FileLock> lock = FileLock::try_acquire(path + "/lock", &holder);
+  if (!lock)
+    throw UserError("{}: the run directory is in use by {}; wait for it, stop it, or choose another run.name",
+                    path, holder.empty() ? "another process" : holder);
+  return std::move(*lock);
+}
+
+bool starts_with(const std::string& text, const std::string& prefix) { return text.rfind(prefix, 0) == 0; }
+
+/// Keys that may change between starts of one run.
+bool may_differ(const std::string& difference) {
+  constexpr const char* kFree[] = {"run.name",        "run.directory",    "run.resume",
+                                   "run.init_from",   "run.device",       "train.steps",
+                                   "train.recompute", "train.cuda_graph", "train.micro_batch_sequences",
+                                   "checkpoint.",     "evaluation.",      "prepare.",
+                                   "metrics.",        "distributed."};
+  return std::any_of(std::begin(kFree), std::end(kFree),
+                     [&](const char* key) { return starts_with(difference, key); });
+}
+
+std::string absolute(const std::string& path) {
+  return std::filesystem::absolute(path).lexically_normal().string();
+}
+
+}  // namespace
+
+RunDirectory::RunDirectory(const config::Run& run)
+    : path_(absolute(run.directory + "/" + run.name)), lock_(lock_or_throw(path_)) {}
+
+std::optional<config::Config> RunDirectory::stored_config() const {
+  const std::string file = path_ + "/config.yaml";
+  if (!std::filesystem::exists(file)) return std::nullopt;
+  return config::load(file, {});
+}
+
+void RunDirectory::write_config(const config::Config& config) const {
+  atomic_write(path_ + "/config.yaml", config::dump(config));
+}
+
+config::Config reconcile(const config::Config& stored, config::Config config) {
+  if (!config.model.vocab_size) config.model.vocab_size = stored.model.vocab_size;
+  if (!config.train.micro_batch_sequences)
+    config.train.micro_batch_sequences = stored.train.micro_batch_sequences;
+  if (!config.train.cuda_graph) config.train.cuda_graph = stored.train.cuda_graph;
+  if (config.train.precision == config::Precision::kAuto) config.train.precision = stored.train.precision;
+  if (config.run.device == config::Device::kAuto) config.run.device = stored.run.device;
+  std::string refused;
+  for (const std::string& difference : config::differences(stored, config))
+    if (!may_differ(difference)) refused += "\n  " + difference;
+  if (!refused.empty())
+    throw UserError(
+        "{}/{}: holds a run with another configuration:{}\nchoose another run.name to start a new run, or "
+        "restore these values",
+        config.run.directory, config.run.name, refused);
+  return config;
+}
+
+config::Config with_absolute_paths(config::Config config) {
+  config.run.directory = absolute(config.run.directory);
+  if (config.run.init_from) config.run.init_from = absolute(*config.run.init_from);
+  for (config::WeightedSource& source : config.data.train) source.path = absolute(source.path);
+  for (std::string& path : config.data.validation) path = absolute(path);
+  if (config.data.tokenizer) config.data.tokenizer = absolute(*config.data.tokenizer);
+  for (std::string& path : config.prepare.input) path = absolute(path);
+  config.prepare.output = absolute(config.prepare.output);
+  if (config.prepare.tokenizer_model)
+    config.prepare.tokenizer_model = absolute(*config.prepare.tokenizer_model);
+  return config;
+}
+
+}  // namespace osdn::train

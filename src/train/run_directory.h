@@ -1,0 +1,41 @@
+// The directory of a run (runs/NAME): one writer at a time, the effective configuration with its frozen
+// automatic values, and the rule of what counts as the same run.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fs.h"
+#include "config/config.h"
+
+namespace osdn::train {
+
+class RunDirectory {
+ public:
+  /// Creates the directory if needed and locks it for the object's life. Throws UserError when another
+  /// process holds it, naming that process.
+  explicit RunDirectory(const config::Run& run);
+
+  const std::string& path() const { return path_; }
+  std::string checkpoints() const { return path_ + "/checkpoints"; }
+  std::string metrics() const { return path_ + "/metrics.jsonl"; }
+
+  /// The configuration an earlier start wrote, if any.
+  std::optional<config::Config> stored_config() const;
+  void write_config(const config::Config& config) const;
+
+ private:
+  std::string path_;
+  FileLock lock_;
+};
+
+/// Takes automatic values (micro-batch, device, precision, vocabulary) that `config` leaves open from the
+/// stored run, and throws UserError naming every key that must not differ but does (model, data, optimizer,
+/// seed, and train settings except steps, micro-batch, graph and recompute).
+config::Config reconcile(const config::Config& stored, config::Config config);
+
+/// Makes relative paths of the configuration absolute, against the working directory.
+config::Config with_absolute_paths(config::Config config);
+
+}  // namespace osdn::train

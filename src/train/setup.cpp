@@ -1,0 +1,100 @@
+#include "train/setup.h"
+
+#include "base/error.h"
+#include "tensor/device.h"
+#include "tensor/torch.h"
+
+namespace osdn::train {
+namespace {
+
+// Tokens of an automatic micro-batch: on a CPU what keeps two cores busy within the cache, on a GPU what
+// fills it at 340M parameters with room to spare.
+constexpr int64_t kAutoTokensCpu = 4096;
+constexpr int64_t kAutoTokensCuda = 8192;
+
+int64_t largest_divisor_within(int64_t value, int64_t limit) {
+  for (int64_t candidate = std::min(value, limit); candidate > 1; --candidate)
+    if (value % candidate == 0) return candidate;
+  return 1;
+}
+
+}  // namespace
+
+at::Device choose_device(config::Device wanted) {
+  const bool gpu = wanted != config::Device::kCpu && num_gpus() > 0;
+  if (wanted == config::Device::kCuda && !gpu)
+    throw EnvironmentError(
+        "run.device: expected a visible GPU for cuda, found none ({}); use run.device: cpu or auto",
+        no_gpu_reason());
+  return gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+}
+
+at::ScalarType compute_dtype(config::Precision precision) {
+  return precision == config::Precision::kBfloat16 ? at::kBFloat16 : at::kFloat;
+}
+
+void freeze_automatic_values(config::Config& config, at::Device device, int64_t world_size,
+                             const std::optional<data::Tokenizer>& tokenizer) {
+  config.run.device = device.is_cuda() ? config::Device::kCuda : config::Device::kCpu;
+  if (config.train.precision == config::Precision::kAuto)
+    config.train.precision = device.is_cuda() ? config::Precision::kBfloat16 : config::Precision::kFloat32;
+  if (!config.train.cuda_graph) config.train.cuda_graph = false;
+
+  if (!config.model.vocab_size) {
+    if (!tokenizer)
+      throw UserError("model.vocab_size: expected a number, or data.tokenizer to take it from; got neither");
+    config.model.vocab_size = tokenizer->vocab_size();
+  } else if (tokenizer && *config.model.vocab_size < tokenizer->vocab_size()) {
+    throw UserError("model.vocab_size: expected at least the {} pieces of the tokenizer {}, got {}",
+                    tokenizer->vocab_size(), *config.data.tokenizer, *config.model.vocab_size);
+  }
+
+  const int64_t length = config.data.sequence_length;
+  const int64_t sequences = config.train.global_batch_tokens / length;
+  if (sequences % world_size != 0)
+    throw UserError(
+        "train.global_batch_tokens: {} tokens are {} sequences of {}, which {} processes cannot share "
+        "equally",
+        config.train.global_batch_tokens, sequences, length, world_size);
+  const int64_t share = sequences / world_size;
+  if (!config.train.micro_batch_sequences) {
+    const int64_t limit =
+        std::max<int64_t>(1, (device.is_cuda() ? kAutoTokensCuda : kAutoTokensCpu) / length);
+    config.train.micro_batch_sequences = largest_divisor_within(share, limit);
+  }
+  if (share % *config.train.micro_batch_sequences != 0)
+    throw UserError(
+        "train.micro_batch_sequences: expected a divisor of the {} sequences a process takes of each step "
+        "(global_batch_tokens {} / sequence_length {} / {} processes), got {}",
+        share, config.train.global_batch_tokens, length, world_size, *config.train.micro_batch_sequences);
+}
+
+std::optional<data::Tokenizer> open_tokenizer(const config::Data& data) {
+  if (!data.tokenizer) return std::nullopt;
+  return data::Tokenizer::load(*data.tokenizer);
+}
+
+data::LoaderOptions loader_options(const config::Config& config, int64_t rank, int64_t world_size,
+                                   int64_t samples_consumed) {
+  return {.sequence_length = config.data.sequence_length,
+          .documents = config.data.documents,
+          .max_document_tokens = config.data.max_document_tokens,
+          .seed = config.run.seed,
+          .global_batch_sequences = config.train.global_batch_tokens / config.data.sequence_length,
+          .micro_batch_sequences = config.train.micro_batch_sequences.value(),
+          .rank = rank,
+          .world_size = world_size,
+          .samples_consumed = samples_consumed,
+          .vocab_size = config.model.vocab_size.value()};
+}
+
+void check_tokenizer(const data::Loader& loader, const data::Tokenizer& tokenizer, const std::string& path) {
+  if (loader.tokenizer_digest() != tokenizer.digest())
+    throw UserError(
+        "data.tokenizer: {} has digest {}, but the shards were made with the tokenizer of digest {}; name "
+        "the "
+        "tokenizer.model that `osdn prepare` wrote beside the shards",
+        path, tokenizer.digest(), loader.tokenizer_digest());
+}
+
+}  // namespace osdn::train

@@ -1,0 +1,23 @@
+// SIGTERM, SIGUSR1 and SIGINT ask the run to finish its step, write a checkpoint and exit; a second signal
+// ends the process at once, which loses nothing that was complete.
+#pragma once
+
+#include <optional>
+
+#include "base/error.h"
+
+namespace osdn::train {
+
+/// Installs the handlers for its lifetime; one instance at a time.
+class SignalGuard {
+ public:
+  SignalGuard();
+  ~SignalGuard();
+  SignalGuard(const SignalGuard&) = delete;
+  SignalGuard& operator=(const SignalGuard&) = delete;
+
+  /// The exit code asked for (kTerminated or kInterrupted), or nothing.
+  std::optional<ExitCode> requested() const;
+};
+
+}  // namespace osdn::train

@@ -1,0 +1,75 @@
+#include "optim/parameter_arena.h"
+
+#include "base/error.h"
+#include "tests/support/test.h"
+
+namespace osdn::optim {
+namespace {
+
+std::vector<ParameterSpec> small_model() {
+  return {{.name = "embedding", .shape = {10, 8}, .group = 0},
+          {.name = "q", .shape = {8, 8}, .group = 1},
+          {.name = "b", .shape = {2, 8}, .group = 1},
+          {.name = "norm", .shape = {8}, .decay = false, .full_precision = true, .group = 2},
+          {.name = "head", .shape = {10, 8}, .group = 3}};
+}
+
+TEST_CASE("the last group of the model comes first and every group starts at 256 bytes",
+          "[parameter_arena]") {
+  const ParameterArena arena(small_model(), {});
+  std::vector<std::string> names;
+  for (const auto& slot : arena.slots()) names.push_back(slot.spec.name);
+  CHECK(names == std::vector<std::string>{"head", "norm", "q", "b", "embedding"});
+  for (const auto& slot : arena.slots())
+    if (slot.spec.name != "b") CHECK(slot.offset % 64 == 0);
+  CHECK(arena.num_parameters() == 80 + 64 + 16 + 8 + 80);
+}
+
+TEST_CASE("weights of a group join into one tensor over the same memory", "[parameter_arena]") {
+  const ParameterArena arena(small_model(), {});
+  const Weight joined = join({arena.weight("q"), arena.weight("b")});
+  CHECK(joined.value.sizes() == at::IntArrayRef{10, 8});
+  joined.value.fill_(3.0);
+  CHECK(arena.master("b").eq(3.0f).all().item<bool>());
+  joined.sink.fill_(2.0);
+  CHECK(arena.gradient("q").eq(2.0f).all().item<bool>());
+  CHECK_THROWS_AS(join({arena.weight("b"), arena.weight("q")}), InternalError);
+  CHECK_THROWS_AS(join({arena.weight("norm"), arena.weight("head")}), InternalError);
+}
+
+TEST_CASE("a change of one range leaves the version of the others alone", "[parameter_arena]") {
+  const ParameterArena arena(small_model(), {});
+  const at::Tensor q = arena.weight("q").value;
+  const auto version = q._version();
+  arena.weight("head").value.add_(1.0);
+  CHECK(q._version() == version);
+}
+
+TEST_CASE("tensors outlive the arena that made them", "[parameter_arena]") {
+  at::Tensor kept;
+  {
+    const ParameterArena arena(small_model(), {});
+    arena.master("norm").fill_(5.0);
+    kept = arena.weight("norm").value;
+  }
+  CHECK(kept.eq(5.0f).all().item<bool>());
+}
+
+TEST_CASE("full-precision parameters compute in fp32 beside bf16 matrices", "[parameter_arena]") {
+  ParameterArena arena(small_model(), {.compute = at::kBFloat16});
+  CHECK(arena.weight("norm").value.scalar_type() == at::kFloat);
+  CHECK(arena.weight("q").value.scalar_type() == at::kBFloat16);
+  arena.master("q").fill_(1.5);
+  arena.refresh_compute_copy();
+  CHECK(arena.weight("q").value.eq(1.5f).all().item<bool>());
+}
+
+TEST_CASE("an inference arena has neither sinks nor moments", "[parameter_arena]") {
+  const ParameterArena arena(small_model(), {.training = false});
+  CHECK(!arena.weight("q").sink.defined());
+  CHECK_THROWS_AS(arena.exp_avg("q"), InternalError);
+  CHECK_THROWS_AS(arena.weight("no such parameter"), InternalError);
+}
+
+}  // namespace
+}  // namespace osdn::optim

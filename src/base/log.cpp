@@ -1,19 +1,35 @@
 #include "base/log.h"
 
 #include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/dist_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+
+#include <memory>
+#include <utility>
 
 #include "base/error.h"
 
 namespace osdn::log {
 namespace {
 
+/// All sinks behind one with a lock: a file may be added while other threads write.
+spdlog::sinks::dist_sink_mt& sinks() {
+  static const std::shared_ptr<spdlog::sinks::dist_sink_mt> instance = [] {
+    auto terminal = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
+    terminal->set_pattern("%Y-%m-%d %H:%M:%S %^%l%$ %v");
+    auto made = std::make_shared<spdlog::sinks::dist_sink_mt>();
+    made->add_sink(std::move(terminal));
+    return made;
+  }();
+  return *instance;
+}
+
 spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto made =
-        std::make_shared<spdlog::logger>("osdn", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
-    made->set_pattern("%Y-%m-%d %H:%M:%S %^%l%$ %v");
+    // The sinks live for the whole program: this is a view of them, not an owner.
+    const std::shared_ptr<spdlog::sinks::sink> view(std::shared_ptr<void>(), &sinks());
+    auto made = std::make_shared<spdlog::logger>("osdn", view);
     made->flush_on(spdlog::level::trace);
     return made;
   }();
@@ -44,7 +60,7 @@ void add_file(const std::string& path) {
   try {
     auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
     sink->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");
-    logger().sinks().push_back(std::move(sink));
+    sinks().add_sink(std::move(sink));
   } catch (const spdlog::spdlog_ex& failure) {
     throw EnvironmentError("{}: cannot open the log file: {}", path, failure.what());
   }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Holds the table of layers (docs/architecture.md) against the sources: who may include whom, where third-party headers
-# may appear, and the rules on file size, #pragma once and #ifdef. Prints path:line: what is wrong; exit code 1 if anything is.
+# may appear, and the rules on file size, #pragma once, #ifdef and test tags. Prints path:line: what is wrong; exit code 1
+# if anything is.
 #   scripts/check_layers.sh                 this repository
 #   scripts/check_layers.sh --root DIR      another tree
 #   scripts/check_layers.sh --self-test     plants one violation of every rule and fails unless each is caught
@@ -77,9 +78,20 @@ check_tree() {  # root
           in_detail = file ~ /\/detail\//
           is_header = file ~ /\.(h|cuh)$/
           if (!in_tests && !(layer in known)) problem(file, 1, "folder \"" layer "\" is no layer of the table in scripts/check_layers.sh")
-          lines = 0; pragma = 0
+          lines = 0; pragma = 0; open_case = 0
+          tag = ""
+          if (file ~ /_test\.cpp$/) { tag = parts[count]; sub(/_test\.cpp$/, "", tag); tag = "[" tag "]" }
           while ((getline text < file) > 0) {
             lines++
+            # CTest runs a file by its tag: a case without it would never run.
+            if (tag != "" && text ~ /^TEST_CASE\(/) { open_case = lines; declaration = "" }
+            if (open_case) {
+              declaration = declaration text
+              if (text ~ /\{[ \t]*$/ || text ~ /\{.*\}/) {
+                if (index(declaration, tag) == 0) problem(file, open_case, "test case without the tag " tag ", so CTest never runs it")
+                open_case = 0
+              }
+            }
             if (text ~ /^#pragma once/) pragma = 1
             if (text ~ /^[ \t]*#[ \t]*(ifdef|ifndef|if[ \t]+!?[ \t]*defined|if[ \t]+OSDN_)/ && !in_tests && layer != "base" && file !~ /^kernels\/common\//)
               problem(file, lines, "conditional compilation outside src/base and kernels/common: write a second .cpp behind the same header (_cuda.cpp, _nocuda.cpp)")
@@ -136,7 +148,8 @@ self_test() {
     plant src/ops/linear.cpp '#include "ops/linear.h"' '#include "kernels/linear.h"' '#include "ops/detail/x.h"'
     plant src/config/yaml.cpp '#include <yaml-cpp/yaml.h>'
     plant kernels/common/math.cuh '#pragma once' '#ifdef __CUDA_ARCH__' '#endif'
-    plant tests/ops/linear_test.cpp '#include "tests/support/test.h"' '#include "ops/linear.h"'
+    plant tests/ops/linear_test.cpp '#include "tests/support/test.h"' '#include "ops/linear.h"' \
+      'TEST_CASE("a claim",' '          "[linear][cuda]") {' '}'
   }
   expect() {  # path:line, part of the message, file, content lines...
     local place=$1 message=$2 output
@@ -176,6 +189,8 @@ self_test() {
   expect src/train/a.cpp:1 '<CLI/CLI.hpp> belongs' src/train/a.cpp '#include <CLI/CLI.hpp>'
   expect src/ops/a.cpp:1 'conditional compilation' src/ops/a.cpp '#ifdef OSDN_HAS_CUDA' '#endif'
   expect src/ops/a.h:1 'without #pragma once' src/ops/a.h '#include <string>'
+  expect tests/ops/a_test.cpp:1 'without the tag [a]' tests/ops/a_test.cpp 'TEST_CASE("a claim", "[b]") {' '}'
+  expect tests/ops/a_test.cpp:2 'without the tag [a]' tests/ops/a_test.cpp '' 'TEST_CASE("a claim",' '          "[b][slow]") {' '}'
   # shellcheck disable=SC2046  # one word a line is wanted
   expect src/ops/a.cpp:501 'the limit is 500' src/ops/a.cpp $(yes ';' | head -501)
   # shellcheck disable=SC2046

@@ -1,6 +1,6 @@
-// Batches of token windows in an order that depends on (seed, epoch, index) alone (data/sample_order.h), read ahead in
-// the background. The loader's whole state is the number of samples consumed: prefetched batches that were not handed
-// out do not count.
+// Batches of token windows in an order that depends on (seed, epoch, index) alone (data/sample_order.h), read
+// ahead in the background. The loader's whole state is the number of samples consumed: prefetched batches
+// that were not handed out do not count.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,12 @@ namespace osdn::data {
 
 // B: windows; T: sequence length.
 struct Batch {
-  std::vector<int32_t> tokens;   // [B, T + 1] window i is tokens iT .. iT+T of the concatenation
-  std::vector<int64_t> offsets;  // [S + 1] sequence bounds over the B * T input tokens, first 0, last B * T: every window
-                                 // start, and with documents: reset every document start inside a window as well
-  int64_t first_sample = 0;      // samples consumed before this batch
-  int64_t epoch = 0;             // epoch of its first sample
+  std::vector<int32_t> tokens;  // [B, T + 1] window i is tokens iT .. iT+T of the concatenation
+  std::vector<int64_t>
+      offsets;  // [S + 1] sequence bounds over the B * T input tokens, first 0, last B * T: every window
+                // start, and with documents: reset every document start inside a window as well
+  int64_t first_sample = 0;  // samples consumed before this batch
+  int64_t epoch = 0;         // epoch of its first sample
   int64_t num_windows() const { return num_windows_; }
   int64_t num_windows_ = 0;
 };
@@ -41,14 +42,15 @@ struct LoaderOptions {
 /// Training loader over weighted sources of shards.
 class Loader {
  public:
-  /// Opens and checks every shard. Throws UserError (nothing matches the glob, sequence longer than the data, ...) or
-  /// DataError (damaged, foreign, inconsistent shards), naming the file.
+  /// Opens and checks every shard. Throws UserError (nothing matches the glob, sequence longer than the data,
+  /// ...) or DataError (damaged, foreign, inconsistent shards), naming the file.
   Loader(const std::vector<config::WeightedSource>& sources, const LoaderOptions& options);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// The next micro-batch of this rank, blocking until it is read. An error in the reading thread surfaces here.
+  /// The next micro-batch of this rank, blocking until it is read. An error in the reading thread surfaces
+  /// here.
   Batch next();
 
   /// Samples of all global batches that next() has handed out completely (over all ranks).
@@ -65,10 +67,12 @@ class Loader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The first `sequences` windows of the validation shards in file order, as batches of at most `batch` windows.
+/// The first `sequences` windows of the validation shards in file order, as batches of at most `batch`
+/// windows.
 class ValidationSet {
  public:
-  ValidationSet(const std::vector<std::string>& globs, int64_t sequences, int64_t batch, const LoaderOptions& options);
+  ValidationSet(const std::vector<std::string>& globs, int64_t sequences, int64_t batch,
+                const LoaderOptions& options);
   ~ValidationSet();
   int64_t num_batches() const;
   Batch batch(int64_t index) const;

@@ -21,9 +21,10 @@ class Tokenizer {
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  /// Valid UTF-8 only (UserError otherwise). No bos or eos; control pieces written in the text stay text. Long texts are
-  /// encoded in pieces cut where that cannot change the result. Thread-safe.
+  /// Valid UTF-8 only (UserError otherwise). No bos or eos; control pieces written in the text stay text.
+  /// Long texts are encoded in pieces cut where that cannot change the result. Thread-safe.
   std::vector<int32_t> encode(std::string_view text) const;
+  /// Control ids give nothing. Throws UserError for an id outside the vocabulary.
   std::string decode(const std::vector<int32_t>& ids) const;
   /// The bytes that one token contributes in the middle of a text (UTF-8 may be incomplete: byte pieces).
   std::string piece_bytes(int32_t id) const;
@@ -33,12 +34,18 @@ class Tokenizer {
   int32_t eos_id() const;
   int32_t unknown_id() const;
   int32_t pad_id() const;
+  /// Whether every valid UTF-8 text comes back exactly: true of the models that train_tokenizer makes.
+  bool lossless() const;
+  /// Whether some text encodes to bos, eos or pad, which a document boundary must not: true of models that
+  /// define those pieces as user symbols.
+  bool text_reaches_control_ids() const;
   /// Digest of the serialised model, as stored in shards.
   std::string digest() const;
   const std::string& model_bytes() const;
 
  private:
   Tokenizer();
+  static Tokenizer parse(std::string model_bytes, const std::string& origin);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

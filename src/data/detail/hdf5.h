@@ -1,0 +1,53 @@
+// The few things of HDF5 that the shard writer and reader share. hid_t is int64_t (asserted in the .cpp).
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace osdn::data::detail {
+
+/// Held around every call into the library: distributions build it without thread safety.
+class Hdf5Guard {
+ public:
+  Hdf5Guard();  // also keeps the library from printing its error stack
+
+ private:
+  std::lock_guard<std::recursive_mutex> lock_;
+};
+
+/// An open HDF5 identifier and the function that closes it.
+class Hdf5Id {
+ public:
+  using Close = int (*)(int64_t);
+  Hdf5Id() = default;
+  Hdf5Id(int64_t id, Close close) : id_(id), close_(close) {}
+  Hdf5Id(Hdf5Id&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
+  Hdf5Id& operator=(Hdf5Id&& other) noexcept {
+    std::swap(id_, other.id_);
+    std::swap(close_, other.close_);
+    return *this;
+  }
+  ~Hdf5Id() { reset(); }
+
+  void reset() {
+    if (id_ < 0) return;
+    const Hdf5Guard guard;
+    close_(std::exchange(id_, -1));
+  }
+  int64_t get() const { return id_; }
+  bool valid() const { return id_ >= 0; }
+
+ private:
+  int64_t id_ = -1;
+  Close close_ = nullptr;
+};
+
+/// What the library says of its last failure, outermost first, on one line.
+std::string hdf5_failure();
+
+/// "uint16, big-endian", "float32, little-endian", "string", ... of an open datatype.
+std::string hdf5_type_name(int64_t type);
+
+}  // namespace osdn::data::detail

@@ -56,7 +56,8 @@ void check_ids(const at::Tensor& ids, int64_t num_rows) {
 class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& ids,
-                            const at::Tensor& value, const at::Tensor& /*anchor*/, const Weight& weight) {
+                            const at::Tensor& value, const std::optional<at::Tensor>& /*anchor*/,
+                            const Weight& weight) {
     ctx->save_for_backward({ids});
     ctx->saved_data["sink"] = weight.sink;
     ctx->saved_data["num_rows"] = value.size(0);
@@ -86,7 +87,8 @@ at::Tensor embedding(const at::Tensor& ids, const Weight& weight) {
   check_dtype("embedding", "ids", ids, {at::kLong});
   check_weight("embedding", "weight", weight, {-1, -1}, {at::kFloat, at::kBFloat16, at::kDouble}, ids);
   embedding_detail::check_ids(ids, weight.value.size(0));
-  return embedding_detail::EmbeddingFunction::apply(ids, weight.value, gradient_anchor(weight), weight);
+  return embedding_detail::EmbeddingFunction::apply(ids, weight.value,
+                                                    optional_input(gradient_anchor(weight)), weight);
 }
 
 }  // namespace osdn::ops

@@ -12,15 +12,16 @@ namespace {
 class LinearFunction : public torch::autograd::Function<LinearFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& value, const at::Tensor& bias, const at::Tensor& /*anchor*/,
-                            const Weight& weight, const Weight& bias_weight) {
+                            const at::Tensor& value, const std::optional<at::Tensor>& bias,
+                            const std::optional<at::Tensor>& /*anchor*/, const Weight& weight,
+                            const Weight& bias_weight) {
     ctx->save_for_backward({x, value});
     ctx->saved_data["sink"] = weight.sink;
     ctx->saved_data["bias_sink"] = bias_weight.sink;
-    ctx->saved_data["bias_type"] =
-        static_cast<int64_t>(bias.defined() ? bias.scalar_type() : x.scalar_type());
+    ctx->saved_data["has_bias"] = bias.has_value();
+    if (bias) ctx->saved_data["bias_type"] = static_cast<int64_t>(bias->scalar_type());
     const at::Tensor w = value.t();  // [D_in, D_out]
-    if (bias.defined()) return at::addmm(bias.to(x.scalar_type()), x, w);
+    if (bias) return at::addmm(bias->to(x.scalar_type()), x, w);
     return at::mm(x, w);
   }
 
@@ -41,7 +42,7 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     } else if (ctx->needs_input_grad(1)) {
       dw = at::mm(dy.t(), x);  // (eq. 3)
     }
-    if (bias_sink.defined() || ctx->needs_input_grad(2))
+    if (ctx->saved_data["has_bias"].toBool() && (bias_sink.defined() || ctx->needs_input_grad(2)))
       db = deliver_gradient(bias_sink, sum_rows(dy),
                             static_cast<at::ScalarType>(ctx->saved_data["bias_type"].toInt()));  // (eq. 4)
     return {dx, dw, db, {}, {}, {}};
@@ -102,7 +103,8 @@ at::Tensor linear(const at::Tensor& x, const Weight& weight, const Weight& bias)
     check_weight("linear", "bias", bias, {weight.value.size(0)},
                  {x.scalar_type(), accumulation_type(x.scalar_type())}, x);
   const at::Tensor anchor = gradient_anchor(weight.sink.defined() ? weight : bias);
-  return LinearFunction::apply(x, weight.value, bias.value, anchor, weight, bias);
+  return LinearFunction::apply(x, weight.value, optional_input(bias.value), optional_input(anchor), weight,
+                               bias);
 }
 
 at::Tensor linear_group(const at::Tensor& x, const std::vector<Weight>& weights) {

@@ -89,8 +89,8 @@ void check_arguments(const at::Tensor& x, const Weight& weight, const at::Tensor
 class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossEntropyFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& value, const at::Tensor& targets, const at::Tensor& /*anchor*/,
-                            const Weight& weight) {
+                            const at::Tensor& value, const at::Tensor& targets,
+                            const std::optional<at::Tensor>& /*anchor*/, const Weight& weight) {
     const RowLosses rows = all_row_losses(x, value, targets);
     ctx->save_for_backward({x, value, targets, rows.log_sum_exp});
     ctx->saved_data["sink"] = weight.sink;
@@ -137,8 +137,8 @@ class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossE
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Weight& weight, const at::Tensor& targets) {
   const at::Tensor ids = targets.defined() ? targets.contiguous() : targets;
   linear_cross_entropy_detail::check_arguments(x, weight, ids);
-  return linear_cross_entropy_detail::LinearCrossEntropyFunction::apply(x, weight.value, ids,
-                                                                        gradient_anchor(weight), weight);
+  return linear_cross_entropy_detail::LinearCrossEntropyFunction::apply(
+      x, weight.value, ids, optional_input(gradient_anchor(weight)), weight);
 }
 
 at::Tensor linear_cross_entropy_rows(const at::Tensor& x, const at::Tensor& weight,

@@ -18,9 +18,13 @@ at::Tensor as_rows(const at::Tensor& tensor, int64_t width) {
 class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                                                const at::Tensor& residual, const at::Tensor& gate,
-                                                const at::Tensor& value, const at::Tensor& /*anchor*/,
+                                                const at::Tensor& value,
+                                                const std::optional<at::Tensor>& maybe_residual,
+                                                const std::optional<at::Tensor>& maybe_gate,
+                                                const std::optional<at::Tensor>& /*anchor*/,
                                                 const Weight& weight, double eps, GateActivation activation) {
+    const at::Tensor residual = maybe_residual.value_or(at::Tensor());
+    const at::Tensor gate = maybe_gate.value_or(at::Tensor());
     const int64_t width = value.size(0);
     Inputs in{.x = as_rows(x, width),
               .residual = as_rows(residual, width),
@@ -65,12 +69,18 @@ class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
     const at::Tensor dgate = out.dgate.defined() ? out.dgate.view(saved[2].sizes()) : out.dgate;
     const at::Tensor sink = ctx->saved_data["sink"].toTensor();
     at::Tensor dw;
-    if (sink.defined() || ctx->needs_input_grad(3))
+    if (sink.defined() || ctx->needs_input_grad(1))
       dw = deliver_gradient(sink, out.dweight, value.scalar_type());
-    const at::Tensor dresidual = ctx->needs_input_grad(1) ? dx : at::Tensor();
-    return {dx, dresidual, dgate, dw, {}, {}, {}, {}};
+    const at::Tensor dresidual = gradients.size() > 1 ? dx : at::Tensor();
+    return {dx, dw, dresidual, dgate, {}, {}, {}, {}};
   }
 };
+
+torch::autograd::variable_list apply(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& gate,
+                                     const Weight& weight, double eps, GateActivation activation) {
+  return RmsNormFunction::apply(x, weight.value, optional_input(residual), optional_input(gate),
+                                optional_input(gradient_anchor(weight)), weight, eps, activation);
+}
 
 void check_inputs(const char* op, const at::Tensor& x, const Weight& weight) {
   if (!x.defined() || x.dim() == 0)
@@ -91,26 +101,21 @@ void check_partner(const char* op, const char* argument, const at::Tensor& partn
 
 at::Tensor rms_norm(const at::Tensor& x, const Weight& weight, double eps) {
   rms_norm_detail::check_inputs("rms_norm", x, weight);
-  return rms_norm_detail::RmsNormFunction::apply(x, at::Tensor(), at::Tensor(), weight.value,
-                                                 gradient_anchor(weight), weight, eps,
-                                                 GateActivation::kSwish)[0];
+  return rms_norm_detail::apply(x, {}, {}, weight, eps, GateActivation::kSwish)[0];
 }
 
 at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& gate, const Weight& weight, double eps,
                           GateActivation activation) {
   rms_norm_detail::check_inputs("gated_rms_norm", x, weight);
   rms_norm_detail::check_partner("gated_rms_norm", "gate", gate, x);
-  return rms_norm_detail::RmsNormFunction::apply(x, at::Tensor(), gate, weight.value, gradient_anchor(weight),
-                                                 weight, eps, activation)[0];
+  return rms_norm_detail::apply(x, {}, gate, weight, eps, activation)[0];
 }
 
 AddRmsNormOutput add_rms_norm(const at::Tensor& branch, const at::Tensor& residual, const Weight& weight,
                               double eps) {
   rms_norm_detail::check_inputs("add_rms_norm", branch, weight);
   rms_norm_detail::check_partner("add_rms_norm", "residual", residual, branch);
-  const auto out =
-      rms_norm_detail::RmsNormFunction::apply(branch, residual, at::Tensor(), weight.value,
-                                              gradient_anchor(weight), weight, eps, GateActivation::kSwish);
+  const auto out = rms_norm_detail::apply(branch, residual, {}, weight, eps, GateActivation::kSwish);
   return {.sum = out[1], .normalized = out[0]};
 }
 

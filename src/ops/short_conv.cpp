@@ -29,9 +29,12 @@ Inputs make_inputs(const at::Tensor& x, const at::Tensor& value, const at::Tenso
 class ShortConvFunction : public torch::autograd::Function<ShortConvFunction> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                                                const at::Tensor& value, const at::Tensor& initial_state,
-                                                const at::Tensor& /*anchor*/, const Weight& weight,
-                                                const SequencesPtr& sequences, bool silu) {
+                                                const at::Tensor& value,
+                                                const std::optional<at::Tensor>& history,
+                                                const std::optional<at::Tensor>& /*anchor*/,
+                                                const Weight& weight, const SequencesPtr& sequences,
+                                                bool silu) {
+    const at::Tensor initial_state = history.value_or(at::Tensor());
     const Inputs in = make_inputs(x, value, initial_state, sequences, silu);
     const Outputs out = uses_loops(x) ? forward_cpu(in) : forward_aten(in);
     auto held = c10::make_intrusive<Held>();
@@ -80,9 +83,9 @@ ShortConvOutput short_conv(const ShortConvArgs& args) {
     check_dtype("short_conv", "initial_state", args.initial_state, {x.scalar_type()});
     check_same_device("short_conv", "initial_state", args.initial_state, x);
   }
-  const auto out = short_conv_detail::ShortConvFunction::apply(x, args.weight.value, args.initial_state,
-                                                               gradient_anchor(args.weight), args.weight,
-                                                               args.sequences, args.silu);
+  const auto out = short_conv_detail::ShortConvFunction::apply(
+      x, args.weight.value, optional_input(args.initial_state), optional_input(gradient_anchor(args.weight)),
+      args.weight, args.sequences, args.silu);
   return {.y = out[0], .final_state = out[1]};
 }
 

@@ -1,6 +1,7 @@
 #include "tensor/gradient.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "base/error.h"
@@ -58,6 +59,10 @@ void check_weight(std::string_view op, std::string_view argument, const Weight& 
 at::Tensor gradient_anchor(const Weight& weight) {
   if (!weight.sink.defined()) return {};
   return at::empty({0}, weight.sink.options().dtype(at::kFloat)).set_requires_grad(true);
+}
+
+std::optional<at::Tensor> optional_input(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
 
 at::Tensor deliver_gradient(const at::Tensor& sink, const at::Tensor& gradient, at::ScalarType value_type) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <optional>
 #include <string_view>
 
 #include "tensor/fwd.h"
@@ -24,6 +25,10 @@ void check_weight(std::string_view op, std::string_view argument, const Weight& 
 /// autograd function it makes backward run even when nothing else requires grad. Its own gradient is
 /// undefined.
 at::Tensor gradient_anchor(const Weight& weight);
+
+/// A possibly undefined tensor as an input of an autograd function, which accepts no undefined tensors. An
+/// absent one has no edge: it shifts the indices that needs_input_grad takes, so such inputs come last.
+std::optional<at::Tensor> optional_input(const at::Tensor& tensor);
 
 /// Adds to the sink, cast to its dtype, and returns undefined; without a sink returns the gradient in
 /// `value_type`.

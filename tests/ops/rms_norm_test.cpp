@@ -1,0 +1,197 @@
+#include "ops/rms_norm.h"
+
+#include "base/error.h"
+#include "ops/detail/rms_norm_paths.h"
+#include "tests/support/op_check.h"
+
+namespace osdn::test::rms_norm_test {
+
+constexpr double kEps = 1e-6;
+// A few float32 roundings and a sum over the row; the weight gradient sums over the rows.
+constexpr double kFloatTolerance = 2e-6;
+// One rounding to the 8 bits of bf16.
+constexpr double kHalfTolerance = 4e-3;
+
+OpCase plain_case(int64_t rows, int64_t width) {
+  OpCase test;
+  test.name = "rms_norm";
+  test.input_names = {"x", "weight"};
+  test.inputs = {normal({rows, width}, 1), 1 + 0.3 * normal({width}, 2)};
+  test.weights = {1};
+  test.op = [](const Tensors& i, const Tensors& s) {
+    return Tensors{ops::rms_norm(i[0], {i[1], s[1]}, kEps)};
+  };
+  test.reference = [](const Tensors& i) { return Tensors{ops::rms_norm_ref(i[0], i[1], kEps)}; };
+  return test;
+}
+
+OpCase gated_case(int64_t rows, int64_t width, ops::GateActivation activation) {
+  OpCase test;
+  test.name = activation == ops::GateActivation::kSwish ? "gated_rms_norm swish" : "gated_rms_norm sigmoid";
+  test.input_names = {"x", "gate", "weight"};
+  test.inputs = {normal({rows, width}, 3), normal({rows, width}, 4), 1 + 0.3 * normal({width}, 5)};
+  test.weights = {2};
+  test.op = [activation](const Tensors& i, const Tensors& s) {
+    return Tensors{ops::gated_rms_norm(i[0], i[1], {i[2], s[2]}, kEps, activation)};
+  };
+  test.reference = [activation](const Tensors& i) {
+    return Tensors{ops::gated_rms_norm_ref(i[0], i[1], i[2], kEps, activation)};
+  };
+  return test;
+}
+
+OpCase add_case(int64_t rows, int64_t width) {
+  OpCase test;
+  test.name = "add_rms_norm";
+  test.input_names = {"branch", "residual", "weight"};
+  test.inputs = {normal({rows, width}, 6), normal({rows, width}, 7), 1 + 0.3 * normal({width}, 8)};
+  test.weights = {2};
+  test.op = [](const Tensors& i, const Tensors& s) {
+    const auto out = ops::add_rms_norm(i[0], i[1], {i[2], s[2]}, kEps);
+    return Tensors{out.normalized, out.sum};
+  };
+  test.reference = [](const Tensors& i) {
+    const auto out = ops::add_rms_norm_ref(i[0], i[1], i[2], kEps);
+    return Tensors{out.normalized, out.sum};
+  };
+  return test;
+}
+
+std::vector<OpCase> all_cases(int64_t rows, int64_t width) {
+  return {plain_case(rows, width), gated_case(rows, width, ops::GateActivation::kSwish),
+          gated_case(rows, width, ops::GateActivation::kSigmoid), add_case(rows, width)};
+}
+
+TEST_CASE("the norms and their gradients equal the reference and finite differences", "[rms_norm]") {
+  for (const OpCase& test : all_cases(4, 7)) {
+    check_against_reference(test, at::kDouble, at::kCPU, 1e-13);
+    check_finite_differences(test);
+  }
+}
+
+TEST_CASE("the norms work at every number of rows and in float32 and bf16", "[rms_norm]") {
+  for (const int64_t rows : {1, 63, 64, 65, 1000})
+    for (const OpCase& test : all_cases(rows, 48)) {
+      check_against_reference(test, at::kFloat, at::kCPU, kFloatTolerance);
+      check_against_reference(test, at::kBFloat16, at::kCPU, kHalfTolerance);
+    }
+}
+
+TEST_CASE("the norms add their weight gradient to the sink at every backward", "[rms_norm]") {
+  for (const OpCase& test : all_cases(300, 20)) {
+    check_sinks(test, at::kDouble, at::kCPU, 1e-13);
+    check_sinks(test, at::kFloat, at::kCPU, kFloatTolerance);
+  }
+}
+
+TEST_CASE("the norms take upstream gradients in any layout", "[rms_norm]") {
+  for (const OpCase& test : all_cases(6, 5)) check_upstream_layouts(test);
+}
+
+TEST_CASE("the norms have the same bits with any number of threads", "[rms_norm]") {
+  for (const OpCase& test : all_cases(1025, 40)) check_thread_invariance(test);
+}
+
+TEST_CASE("the norms' loops and their ATen form agree", "[rms_norm]") {
+  namespace paths = ops::rms_norm_detail;
+  for (const bool gated : {false, true})
+    for (const bool added : {false, true}) {
+      paths::Inputs in{
+          .x = normal({9, 21}, 1), .residual = {}, .gate = {}, .weight = normal({21}, 2), .eps = kEps};
+      if (gated) in.gate = normal({9, 21}, 3);
+      const at::Tensor dy = normal({9, 21}, 5);
+      const at::Tensor dsum = added ? normal({9, 21}, 6) : at::Tensor();
+      const auto forward = paths::forward_cpu(in);
+      check_close("y", paths::forward_aten(in).y, forward.y, 1e-14);
+      const auto loops = paths::backward_cpu(in, forward.rstd, dy, dsum);
+      const auto aten = paths::backward_aten(in, forward.rstd, dy, dsum);
+      check_close("dx", aten.dx, loops.dx, 1e-13);
+      check_close("dweight", aten.dweight, loops.dweight, 1e-13);
+      if (gated) check_close("dgate", aten.dgate, loops.dgate, 1e-13);
+    }
+}
+
+TEST_CASE("the residual norm reads the sum before it is rounded", "[rms_norm]") {
+  // 256 + 0.5 is 256 in bf16. The weight puts the two possible results on either side of 22.5625, where bf16
+  // rounds to 22.5 below and to 22.625 above.
+  const double of_exact = 1 / std::sqrt((256.5 * 256.5 + 1) / 2);
+  const double of_rounded = 1 / std::sqrt((256.0 * 256.0 + 1) / 2);
+  const double factor = 22.5625 / std::sqrt(of_exact * of_rounded);
+  const at::Tensor branch = at::tensor({0.5, 1.0}).to(at::kBFloat16).view({1, 2});
+  const at::Tensor residual = at::tensor({256.0, 0.0}).to(at::kBFloat16).view({1, 2});
+  const Weight weight{at::tensor({1.0, factor}).to(at::kFloat), {}};
+  const auto out = ops::add_rms_norm(branch, residual, weight, 0);
+  CHECK(out.sum[0][0].item<float>() == 256.0f);
+  CHECK(out.normalized[0][1].item<double>() == 22.5);
+}
+
+TEST_CASE("an fp32 weight serves bf16 activations and keeps an fp32 gradient", "[rms_norm]") {
+  const at::Tensor x = normal({40, 16}, 1).to(at::kBFloat16);
+  const at::Tensor weight = normal({16}, 2, at::kFloat);
+  const at::Tensor sink = at::zeros({16});
+  const at::Tensor y = ops::rms_norm(x, {weight, sink}, kEps);
+  CHECK(y.scalar_type() == at::kBFloat16);
+  const at::Tensor dy = normal({40, 16}, 3).to(at::kBFloat16);
+  y.backward(dy);
+  const at::Tensor w64 = weight.to(at::kDouble).set_requires_grad(true);
+  ops::rms_norm_ref(x.to(at::kDouble), w64, kEps).backward(dy.to(at::kDouble));
+  check_close("sink", sink, w64.grad(), kFloatTolerance);
+}
+
+TEST_CASE("a zero row passes through the norms with finite gradients", "[rms_norm]") {
+  for (const OpCase& test : all_cases(3, 6)) {
+    Tensors inputs = leaves(test.inputs, at::kFloat, at::kCPU);
+    for (size_t i = 0; i + 1 < inputs.size(); ++i)
+      inputs[i] = at::zeros_like(inputs[i]).set_requires_grad(true);
+    const Tensors outputs = test.op(inputs, Tensors(inputs.size()));
+    weighted_sum(outputs, at::kFloat).backward();
+    CHECK(outputs[0].abs().max().item<float>() == 0);
+    for (const at::Tensor& input : inputs) CHECK(at::isfinite(input.grad()).all().item<bool>());
+  }
+}
+
+TEST_CASE("the norms accept no rows and leading dimensions", "[rms_norm]") {
+  const Weight weight{at::ones({4}), {}};
+  CHECK(ops::rms_norm(at::zeros({0, 4}), weight, kEps).sizes() == at::IntArrayRef({0, 4}));
+  const at::Tensor x = normal({3, 2, 4}, 1, at::kFloat);
+  const at::Tensor y = ops::rms_norm(x, weight, kEps);
+  CHECK(at::equal(y.view({6, 4}), ops::rms_norm(x.view({6, 4}), weight, kEps)));
+  CHECK(at::equal(ops::rms_norm(x.transpose(0, 1), weight, kEps), y.transpose(0, 1)));
+}
+
+TEST_CASE("the residual norm backpropagates from one output alone", "[rms_norm]") {
+  for (const bool use_sum : {true, false}) {
+    const Tensors inputs = leaves(add_case(4, 5).inputs, at::kDouble, at::kCPU);
+    const auto out = ops::add_rms_norm(inputs[0], inputs[1], {inputs[2], {}}, kEps);
+    (use_sum ? out.sum : out.normalized).sum().backward();
+    const Tensors expected = leaves(add_case(4, 5).inputs, at::kDouble, at::kCPU);
+    const auto reference = ops::add_rms_norm_ref(expected[0], expected[1], expected[2], kEps);
+    (use_sum ? reference.sum : reference.normalized).sum().backward();
+    check_close("branch", inputs[0].grad(), expected[0].grad(), 1e-13);
+    check_close("residual", inputs[1].grad(), expected[1].grad(), 1e-13);
+  }
+}
+
+TEST_CASE("the norms name what does not fit", "[rms_norm]") {
+  const at::Tensor x = at::zeros({2, 4});
+  const Weight weight{at::ones({4}), {}};
+  CHECK(contains(message_of<UserError>([&] {
+                   ops::rms_norm(x, {at::ones({5}), {}}, kEps);
+                 }),
+                 "rms_norm: weight: expected shape [4], got [5]"));
+  CHECK(contains(message_of<UserError>([&] {
+                   ops::add_rms_norm(x, at::zeros({4, 2}), weight, kEps);
+                 }),
+                 "add_rms_norm: residual: expected the shape"));
+}
+
+TEST_CASE("the norms on CUDA equal the reference", "[rms_norm][cuda]") {
+  REQUIRE(at::hasCUDA());
+  for (const OpCase& test : all_cases(65, 48)) {
+    check_against_reference(test, at::kFloat, at::kCUDA, kFloatTolerance);
+    check_against_reference(test, at::kBFloat16, at::kCUDA, kHalfTolerance);
+    check_sinks(test, at::kFloat, at::kCUDA, kFloatTolerance);
+  }
+}
+
+}  // namespace osdn::test::rms_norm_test

@@ -9,3 +9,4 @@
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/types.h>
+#include <torch/version.h>

@@ -1,0 +1,178 @@
+#include "train/trainer.h"
+
+#include <sstream>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "checkpoint/checkpoint.h"
+#include "data/shard.h"
+#include "tests/support/test.h"
+
+namespace osdn::train {
+namespace {
+
+constexpr int64_t kVocab = 64;
+
+/// Shards of documents in which every token follows from the one before it, so that a small model learns
+/// quickly.
+void write_shard(const std::string& path, int64_t num_documents, uint64_t seed) {
+  data::ShardWriter writer(path,
+                           {.tokenizer_digest = "none", .vocab_size = kVocab, .source_names = {"test"}});
+  at::manual_seed(seed);
+  for (int64_t document = 0; document < num_documents; ++document) {
+    std::vector<int32_t> tokens = {1};
+    const auto length = at::randint(20, 120, {1}).item<int64_t>();
+    for (int64_t i = 0; i < length; ++i)
+      tokens.push_back((tokens.back() * 5 + 7) % static_cast<int32_t>(kVocab));
+    writer.add_document(tokens, length);
+  }
+  writer.finish();
+}
+
+class TrainFolder {
+ public:
+  TrainFolder() {
+    write_shard(folder_.path() + "/train-00000.h5", 400, 1);
+    write_shard(folder_.path() + "/valid-00000.h5", 20, 2);
+  }
+  config::Config config(const std::string& name, config::Device device, config::Precision precision) const {
+    config::Config made;
+    made.run.name = name;
+    made.run.directory = folder_.path() + "/runs";
+    made.run.device = device;
+    made.model.vocab_size = kVocab;
+    made.model.hidden_size = 64;
+    made.model.num_layers = 2;
+    made.model.num_heads = 2;
+    made.model.head_dim = 32;
+    made.model.intermediate_size = 96;
+    made.model.osdn = config::Osdn{};
+    made.model.osdn->retention = config::Retention::kOwnGate;
+    made.data.train = {{.path = folder_.path() + "/train-*.h5"}};
+    made.data.validation = {folder_.path() + "/valid-*.h5"};
+    made.data.sequence_length = 128;
+    made.optimizer.learning_rate = 1e-3;
+    made.optimizer.warmup_steps = 4;
+    made.optimizer.schedule = config::Schedule::kConstant;
+    made.train.steps = 20;
+    made.train.global_batch_tokens = 1024;
+    made.train.micro_batch_sequences = 4;
+    made.train.precision = precision;
+    made.checkpoint.every_steps = 1000;
+    made.evaluation = {.every_steps = 1000, .sequences = 8};
+    made.metrics.residual_every_steps = 5;
+    made.metrics.tensorboard = false;
+    return made;
+  }
+  std::vector<Json> metrics(const std::string& name) const {
+    std::vector<Json> records;
+    std::istringstream lines(read_file(folder_.path() + "/runs/" + name + "/metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);) records.push_back(Json::parse(line));
+    return records;
+  }
+  checkpoint::Loaded newest(const std::string& name) const {
+    return *checkpoint::load_newest(folder_.path() + "/runs/" + name + "/checkpoints");
+  }
+
+ private:
+  TemporaryDirectory folder_;
+};
+
+void check_same_bits(const checkpoint::Loaded& a, const checkpoint::Loaded& b) {
+  const auto check = [](const std::vector<checkpoint::NamedTensor>& x,
+                        const std::vector<checkpoint::NamedTensor>& y) {
+    REQUIRE(x.size() == y.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      INFO(x[i].name);
+      CHECK(x[i].name == y[i].name);
+      CHECK(x[i].value.equal(y[i].value));
+    }
+  };
+  check(a.snapshot.weights, b.snapshot.weights);
+  check(a.snapshot.exp_avg, b.snapshot.exp_avg);
+  check(a.snapshot.exp_avg_sq, b.snapshot.exp_avg_sq);
+}
+
+void check_resume(const TrainFolder& folder, config::Device device, config::Precision precision) {
+  config::Config straight = folder.config("straight", device, precision);
+  straight.train.steps = 10;
+  REQUIRE(train(straight, {}) == ExitCode::kDone);
+  config::Config parts = folder.config("parts", device, precision);
+  for (const int64_t steps : {3, 4, 10}) {
+    parts.train.steps = steps;
+    REQUIRE(train(parts, {}) == ExitCode::kDone);
+  }
+  check_same_bits(folder.newest("straight"), folder.newest("parts"));
+  const auto expected = folder.metrics("straight");
+  const auto found = folder.metrics("parts");
+  REQUIRE(found.size() == expected.size());
+  for (size_t i = 0; i < found.size(); ++i)
+    for (const char* field : {"step", "loss", "grad_norm", "learning_rate", "tokens", "epoch"}) {
+      INFO("step " << i + 1 << " " << field);
+      CHECK(found[i][field] == expected[i][field]);
+    }
+}
+
+TEST_CASE("10 steps equal 3 + 1 + 6 bit for bit on the CPU", "[trainer]") {
+  check_resume(TrainFolder(), config::Device::kCpu, config::Precision::kFloat32);
+}
+
+TEST_CASE("10 steps equal 3 + 1 + 6 bit for bit on the GPU, in float32 and bfloat16", "[trainer][cuda]") {
+  check_resume(TrainFolder(), config::Device::kCuda, config::Precision::kFloat32);
+  check_resume(TrainFolder(), config::Device::kCuda, config::Precision::kBfloat16);
+}
+
+TEST_CASE("CPU and GPU agree on the first 20 losses of a float32 model within 1e-4", "[trainer][cuda]") {
+  const TrainFolder folder;
+  REQUIRE(train(folder.config("cpu", config::Device::kCpu, config::Precision::kFloat32), {}) ==
+          ExitCode::kDone);
+  REQUIRE(train(folder.config("cuda", config::Device::kCuda, config::Precision::kFloat32), {}) ==
+          ExitCode::kDone);
+  const auto cpu = folder.metrics("cpu");
+  const auto cuda = folder.metrics("cuda");
+  REQUIRE(cpu.size() == 20);
+  REQUIRE(cuda.size() == 20);
+  double worst = 0;
+  for (size_t i = 0; i < 20; ++i) {
+    const double expected = cpu[i]["loss"].get<double>();
+    worst = std::max(worst, std::abs(cuda[i]["loss"].get<double>() - expected) / expected);
+  }
+  INFO("largest relative difference " << worst);
+  CHECK(worst <= 1e-4);
+  for (const size_t i : {4, 9, 14, 19})
+    for (const char* field : {"q_geo", "q_geo_plain", "d_mean", "beta_mean", "retention_mean"}) {
+      INFO("step " << i + 1 << " " << field);
+      CHECK(cuda[i][field].get<double>() == Approx(cpu[i][field].get<double>()).epsilon(1e-3));
+    }
+}
+
+TEST_CASE("recomputation in training changes no bit", "[trainer]") {
+  const TrainFolder folder;
+  config::Config kept = folder.config("kept", config::Device::kCpu, config::Precision::kFloat32);
+  kept.train.steps = 4;
+  config::Config again = kept;
+  again.run.name = "again";
+  again.train.recompute = config::Recompute::kBlock;
+  REQUIRE(train(kept, {}) == ExitCode::kDone);
+  REQUIRE(train(again, {}) == ExitCode::kDone);
+  check_same_bits(folder.newest("kept"), folder.newest("again"));
+}
+
+TEST_CASE("norms, biases, d0 and the gate are trained, and everything stays finite", "[trainer]") {
+  const TrainFolder folder;
+  config::Config config = folder.config("moves", config::Device::kCpu, config::Precision::kFloat32);
+  config.train.steps = 5;
+  REQUIRE(train(config, {}) == ExitCode::kDone);
+  for (const checkpoint::NamedTensor& tensor : folder.newest("moves").snapshot.weights) {
+    INFO(tensor.name);
+    CHECK(at::isfinite(tensor.value).all().item<bool>());
+    if (tensor.name.find("norm") != std::string::npos ||
+        tensor.name.find("initial_scale") != std::string::npos)
+      CHECK(!tensor.value.eq(1.0f).all().item<bool>());
+    if (tensor.name.find("osgm_a_proj.bias") != std::string::npos)
+      CHECK(!tensor.value.eq(6.9f).any().item<bool>());
+  }
+}
+
+}  // namespace
+}  // namespace osdn::train

@@ -106,8 +106,8 @@ struct Train {
 };
 
 struct Checkpoint {
-  int64_t every_steps = 512;
-  double every_minutes = 30;
+  int64_t every_steps = 512;  // 0: none by steps
+  double every_minutes = 30;  // 0: none by time
   int64_t keep_last = 2;
   int64_t keep_every_steps = 5120;  // these keep weights only; 0: none
   bool asynchronous = true;

@@ -292,11 +292,11 @@ void add_training(Table& table) {
 
   table.section("checkpoint", "When checkpoints are made and which are kept.");
   table.field(
-      "every_steps", [](auto& c) -> auto& { return c.checkpoint.every_steps; }, count(),
-      "Steps between checkpoints");
+      "every_steps", [](auto& c) -> auto& { return c.checkpoint.every_steps; }, between(0, kLargestCount),
+      "Steps between checkpoints; 0: none by steps");
   table.field(
-      "every_minutes", [](auto& c) -> auto& { return c.checkpoint.every_minutes; }, above(0),
-      "Minutes after which one is made in any case");
+      "every_minutes", [](auto& c) -> auto& { return c.checkpoint.every_minutes; }, at_least(0),
+      "Minutes after which one is made in any case; 0: none by time");
   table.field(
       "keep_last", [](auto& c) -> auto& { return c.checkpoint.keep_last; }, count(),
       "Newest checkpoints that are kept");

@@ -1,4 +1,5 @@
-// metrics.jsonl: one object a line, appended by one writer; a resumed run cuts off what came after its checkpoint.
+// metrics.jsonl: one object a line, appended by one writer; a resumed run cuts off what came after its
+// checkpoint.
 #pragma once
 
 #include <memory>

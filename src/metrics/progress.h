@@ -1,13 +1,30 @@
-// Progress of long work on stderr: one line redrawn in place on a terminal, plain lines at growing intervals otherwise.
-// With rate and time left, from a sliding window.
+// Progress of long work on stderr: one line redrawn in place on a terminal, plain lines at growing intervals
+// otherwise. With rate and time left, from a sliding window.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 
 namespace osdn::metrics {
+
+/// Units of work a second over the last minute, so that a slow start or an early pause is forgotten.
+class RateMeter {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  /// `done` units were finished at `now`; both never decrease.
+  void add(TimePoint now, int64_t done);
+  /// 0 while nothing can be said.
+  double per_second() const;
+  /// Negative while nothing can be said.
+  double seconds_left(int64_t total) const;
+
+ private:
+  std::deque<std::pair<TimePoint, int64_t>> window_;
+};
 
 class Progress {
  public:
@@ -25,9 +42,19 @@ class Progress {
   std::string title_;
   int64_t total_ = 0;
   bool terminal_ = false;
+  bool shown_ = false;
+  std::chrono::steady_clock::time_point started_;
   std::chrono::steady_clock::time_point last_shown_;
-  std::deque<std::pair<std::chrono::steady_clock::time_point, int64_t>> window_;
+  RateMeter rate_;
 };
+
+/// "title [####      ] 12/40  3.10/s  9 s left  text", cut to `width` characters.
+std::string progress_bar(const std::string& title, int64_t done, int64_t total, const RateMeter& rate,
+                         const std::string& text, size_t width);
+
+/// "title: 12 of 40 (30.0 %), 3.10/s, 9 s left, text".
+std::string progress_line(const std::string& title, int64_t done, int64_t total, const RateMeter& rate,
+                          const std::string& text);
 
 /// "1 h 02 min", "3 min 20 s", "12 s".
 std::string format_duration(double seconds);

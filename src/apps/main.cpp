@@ -1,1 +1,74 @@
-int main() { return 0; }
+// The program: one subcommand a file. Every exception ends here, as one line on stderr and an exit code
+// (base/error.h).
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "apps/config.h"
+#include "apps/generate.h"
+#include "apps/report.h"
+#include "apps/train.h"
+#include "apps/version.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace osdn::apps {
+namespace {
+
+// LibTorch appends a stack trace to its messages.
+std::string first_part(const std::string& message) {
+  const size_t trace = message.find("\nException raised from");
+  return message.substr(0, trace);
+}
+
+int report_failure(ExitCode code, const std::string& message) {
+  log::error("{}", message);
+  return static_cast<int>(code);
+}
+
+int run(int argc, char** argv) {
+  CLI::App root("osdn: trains delta-rule language models with the preconditioned write of OSDN", "osdn");
+  root.set_version_flag("--version", version_text);
+  root.footer(
+      "Example:\n  osdn prepare configs/quickstart.yaml\n  osdn train configs/quickstart.yaml\n"
+      "`osdn COMMAND --help` explains a command. Exit codes: 0 done, 2 user error, 3 environment error, 4 "
+      "data or\n"
+      "checkpoint damaged, 5 internal error, 130 and 143 interrupted after a checkpoint.");
+  root.require_subcommand(0, 1);
+  add_train(root);
+  add_generate(root);
+  add_report(root);
+  add_config(root);
+  try {
+    root.parse(argc, argv);
+  } catch (const CLI::RuntimeError& stop) {
+    return stop.get_exit_code();  // a command that ended as it should, with a code of its own
+  } catch (const CLI::ParseError& failure) {
+    // Help and version come this way too, with code 0.
+    return root.exit(failure) == 0 ? 0 : static_cast<int>(ExitCode::kUserError);
+  }
+  if (root.get_subcommands().empty()) {
+    std::fputs(root.help().c_str(), stderr);
+    return static_cast<int>(ExitCode::kUserError);
+  }
+  return 0;
+}
+
+int run_caught(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const Error& failure) {
+    return report_failure(failure.code(), failure.what());
+  } catch (const std::bad_alloc&) {
+    return report_failure(ExitCode::kEnvironmentError, "out of memory");
+  } catch (const std::exception& failure) {
+    return report_failure(ExitCode::kInternalError, first_part(failure.what()));
+  }
+}
+
+}  // namespace
+}  // namespace osdn::apps
+
+int main(int argc, char** argv) { return osdn::apps::run_caught(argc, argv); }

@@ -24,7 +24,7 @@ const Words kJobs = {"baker",  "teacher", "doctor", "farmer", "painter",  "sailo
                      "pilot",  "tailor",  "miner",  "writer", "gardener", "smith",   "nurse",     "lawyer",
                      "fisher", "printer", "singer", "potter", "weaver",   "plumber", "butcher",   "clerk"};
 const Words kColours = {"red",   "blue", "green", "yellow", "white",  "black",
-                        "brown", "grey", "pink",  "purple", "orange", "silver"};
+                        "brown", "grey", "pink",  "purple", "golden", "silver"};
 const Words kAnimals = {"dog",    "cat",  "horse",  "goat",   "parrot", "rabbit",
                         "turtle", "crow", "donkey", "ferret", "goose",  "pony"};
 const Words kFoods = {"bread",  "cheese", "soup",   "apples",  "rice",    "fish",   "beans",     "honey",
@@ -229,7 +229,6 @@ class DocumentMaker {
     while (people_.size() < people) add_person();
     open();
     while (num_words_ < words) scene();
-    text_ += '\n';
     return text_;
   }
 

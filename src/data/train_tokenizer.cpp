@@ -16,6 +16,12 @@ namespace train_tokenizer_detail {
 // The trainer skips long lines, and lines of 65,536 characters break an assertion of it.
 constexpr size_t kStretchBytes = 4096;
 constexpr uint64_t kRankSeed = 0x05D4;
+// Text without a space must still give a piece for it. The trainer ends the process when a required character
+// does not occur, and when no two characters can be joined: one stretch with both prevents it.
+constexpr const char* kRequiredCharacters =
+    "\xE2\x96\x81"
+    "a";
+constexpr const char* kRequiredStretch = " a";
 
 /// Characters that the trainer reserves: its space (U+2581) and unknown (U+2585) markers and NUL. They reach
 /// text as byte pieces.
@@ -122,10 +128,11 @@ std::vector<TrainingStretch> TrainingSample::sorted() const {
 }
 
 Tokenizer train_tokenizer(const TrainingSample& sample, const config::TrainTokenizer& settings) {
-  const std::vector<TrainingStretch> stretches = sample.sorted();
+  std::vector<TrainingStretch> stretches = sample.sorted();
   if (stretches.empty())
     throw UserError("prepare.tokenizer: expected text to train on, found none (is every document empty?)");
-  // With fewer the library aborts the process instead of answering.
+  stretches.push_back({.rank = 0, .text = train_tokenizer_detail::kRequiredStretch});
+  // With fewer the library ends the process instead of answering.
   constexpr int64_t kSmallestVocabulary = 3 + 256 + 1;
   if (settings.vocab_size < kSmallestVocabulary)
     throw UserError(
@@ -141,7 +148,7 @@ Tokenizer train_tokenizer(const TrainingSample& sample, const config::TrainToken
       {"remove_extra_whitespaces", "false"},
       {"allow_whitespace_only_pieces", "true"},  // a run of spaces is one token: indented code stays short
       {"split_digits", "true"},
-      {"required_chars", "\xE2\x96\x81"},  // text without a space must still give a piece for it
+      {"required_chars", train_tokenizer_detail::kRequiredCharacters},
       {"unk_id", "0"},
       {"bos_id", "1"},
       {"eos_id", "2"},

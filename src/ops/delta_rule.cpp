@@ -112,12 +112,17 @@ NormalizedProblem normalized(const torch::autograd::variable_list& tensors, cons
 
 class DeltaRuleFunction : public torch::autograd::Function<DeltaRuleFunction> {
  public:
+  // Absent tensors travel as empty optionals: autograd refuses undefined inputs.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q,
                                                 const at::Tensor& k, const at::Tensor& v,
-                                                const at::Tensor& beta, const at::Tensor& write_key,
-                                                const at::Tensor& log_decay, const at::Tensor& initial_state,
+                                                const at::Tensor& beta,
+                                                const std::optional<at::Tensor>& write_key,
+                                                const std::optional<at::Tensor>& log_decay,
+                                                const std::optional<at::Tensor>& initial_state,
                                                 const SettingsPtr& settings) {
-    const torch::autograd::variable_list inputs = {q, k, v, beta, write_key, log_decay, initial_state};
+    const at::Tensor none;
+    const torch::autograd::variable_list inputs = {
+        q, k, v, beta, write_key.value_or(none), log_decay.value_or(none), initial_state.value_or(none)};
     const Forward result = forward_aten(normalized(inputs, *settings).problem, settings->keep);
     ctx->set_materialize_grads(false);
     torch::autograd::variable_list saved = inputs;
@@ -165,7 +170,8 @@ DeltaRuleOutput delta_rule(const DeltaRuleArgs& args) {
          {args.q, args.k, args.v, args.beta, args.write_key, args.log_decay, args.initial_state})
       settings->keep = settings->keep || (input.defined() && input.requires_grad());
   const auto outputs = delta_rule_detail::DeltaRuleFunction::apply(
-      args.q, args.k, args.v, args.beta, args.write_key, args.log_decay, args.initial_state, settings);
+      args.q, args.k, args.v, args.beta, optional_input(args.write_key), optional_input(args.log_decay),
+      optional_input(args.initial_state), settings);
   return {.o = outputs[0], .final_state = outputs[1]};
 }
 

@@ -17,14 +17,13 @@ struct Chunks {
   at::Tensor w;     // [B, C, K] write key
   at::Tensor beta;  // [B, C, 1]
   PairDecay decay;
+  at::Tensor gram;   // [B, 2, C, C] <q, w> and <k, w> with decay, lower triangle (eq. 4)
   at::Tensor p;      // [B, C, C] scale <q, w> with decay, lower triangle (eq. 4)
   at::Tensor m;      // [B, C, C] <k, w> with decay, strictly lower triangle (eq. 4)
   at::Tensor q_in;   // [B, C, K] scale exp(G) o q
   at::Tensor k_in;   // [B, C, K] exp(G) o k
   at::Tensor w_out;  // [B, C, K] exp(G_C - G) o w
 
-  at::Tensor q() const { return qk.select(1, 0); }
-  at::Tensor k() const { return qk.select(1, 1); }
   int64_t steps() const { return static_cast<int64_t>(table.step_begin.size()) - 1; }
   // Rows of the chunks that step j of the scan works on; they belong to the first num_states(j) states.
   int64_t begin(int64_t j) const { return table.step_begin[static_cast<size_t>(j)] * HV; }
@@ -54,14 +53,15 @@ Chunks make_chunks(const Problem& problem) {
                 .w = w,
                 .beta = to_chunks(problem.beta.unsqueeze(-1), table, HV, type),
                 .decay = PairDecay(log_decay, type),
+                .gram = {},
                 .p = {},
                 .m = {},
                 .q_in = q * problem.scale,
                 .k_in = k,
                 .w_out = w};
-  const at::Tensor gram = chunks.decay.gram(chunks.qk, w);  // [B, 2, C, C]
-  chunks.p = gram.select(1, 0) * problem.scale;
-  chunks.m = gram.select(1, 1).tril(-1);
+  chunks.gram = chunks.decay.gram(chunks.qk, w);
+  chunks.p = chunks.gram.select(1, 0) * problem.scale;
+  chunks.m = chunks.gram.select(1, 1).tril(-1);
   if (log_decay.defined()) {
     chunks.q_in = chunks.q_in * chunks.decay.from_start;
     chunks.k_in = k * chunks.decay.from_start;
@@ -169,46 +169,37 @@ Gradients backward_aten(const Problem& problem, const Forward& kept, const at::T
   d_gram.select(1, 0).mul_(problem.scale);
   d_gram.tril_();
   d_gram.select(1, 1).diagonal(0, 1, 2).zero_();
-  at::Tensor d_qk = at::bmm(stacked, kept.states.transpose(1, 2)).view({B, 2, C, K});
-  d_qk.select(1, 0).mul_(problem.scale);
-  at::Tensor d_w = at::bmm(update, d_ends.transpose(1, 2));  // [B, C, K]
+  PairGradients pairs{.x = at::bmm(stacked, kept.states.transpose(1, 2)).view({B, 2, C, K}),
+                      .y = at::bmm(update, d_ends.transpose(1, 2)),
+                      .log_decay = {}};
+  pairs.x.select(1, 0).mul_(problem.scale);
   if (problem.log_decay.defined()) {
-    d_qk.mul_(chunks.decay.from_start.unsqueeze(1));
-    d_w.mul_(chunks.decay.to_end);
+    pairs.x.mul_(chunks.decay.from_start.unsqueeze(1));
+    pairs.y.mul_(chunks.decay.to_end);
+    // A token decays the incoming state for itself and later ones and for the end state, and the write keys
+    // before it (eq. 10).
+    const at::Tensor through = (chunks.decay.whole * kept.states * d_ends).sum(2).unsqueeze(1);  // [B, 1, K]
+    pairs.log_decay = sum_from((chunks.qk * pairs.x).sum(1), 1) + sum_before(chunks.w * pairs.y, 1) + through;
+    if (problem.scalar_decay()) pairs.log_decay = pairs.log_decay.sum(-1, true);
   }
-  at::Tensor
-      at_end;  // [B, K] the gradient of G_C: through the end state's decay and the write keys' (eq. 10)
-  if (problem.log_decay.defined())
-    at_end = (chunks.decay.whole * kept.states * d_ends).sum(2) + (chunks.w * d_w).sum(1);
-  chunks.decay.add_gram_gradients(d_gram, chunks.qk, chunks.w, d_qk, d_w);
+  chunks.decay.add_gram_gradients(d_gram, chunks.gram, chunks.qk, chunks.w, pairs);
 
   const auto per_token = [&](const at::Tensor& x) { return from_chunks(x, chunks.table, chunks.HV); };
   Gradients grads;
-  if (problem.log_decay.defined()) {
-    at::Tensor d_sums = (chunks.qk * d_qk).sum(1) - chunks.w * d_w;  // [B, C, K] dG (eq. 10)
-    d_sums.select(1, C - 1).add_(at_end);
-    at::Tensor d_log = d_sums.flip({1}).cumsum(1).flip({1});  // [B, C, K]
-    // At a sequence's first token the sum is known without rounding: only the initial state is decayed there.
-    if (chunks.steps() > 0) {
-      const int64_t count = chunks.num_states(0);
-      d_log.narrow(0, 0, count)
-          .select(1, 0)
-          .copy_((kept.states.narrow(0, 0, count) * running.narrow(0, 0, count)).sum(2));
-    }
-    grads.log_decay = problem.channel_decay() ? per_token(d_log) : per_token(d_log.sum(-1, true)).squeeze(-1);
-  }
+  if (problem.channel_decay()) grads.log_decay = per_token(pairs.log_decay);
+  if (problem.scalar_decay()) grads.log_decay = per_token(pairs.log_decay).squeeze(-1);
   const int64_t N = problem.v.size(0);
   const int64_t H = problem.k.size(1);
   const auto per_key_head = [&](const at::Tensor& x) {
     const at::Tensor all = per_token(x);  // [N, HV, K]
     return chunks.HV == H ? all : all.view({N, H, chunks.HV / H, K}).sum(2);
   };
-  at::Tensor d_k = d_qk.select(1, 1);
+  at::Tensor d_k = pairs.x.select(1, 1);
   if (problem.write_key.defined())
-    grads.write_key = per_token(d_w);
+    grads.write_key = per_token(pairs.y);
   else
-    d_k = d_k + d_w;
-  grads.q = per_key_head(d_qk.select(1, 0).contiguous());
+    d_k = d_k + pairs.y;
+  grads.q = per_key_head(pairs.x.select(1, 0).contiguous());
   grads.k = per_key_head(d_k.contiguous());
   grads.v = per_token(z);
   grads.beta = per_token(d_beta).squeeze(-1);

@@ -88,11 +88,17 @@ NormalizedProblem normalized(const torch::autograd::variable_list& tensors, cons
 
 class PrecondScanFunction : public torch::autograd::Function<PrecondScanFunction> {
  public:
+  // Absent tensors travel as empty optionals: autograd refuses undefined inputs.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& k,
-                                                const at::Tensor& beta, const at::Tensor& retention,
-                                                const at::Tensor& initial_scale, const at::Tensor& carried,
-                                                const at::Tensor& /*anchor*/, const SettingsPtr& settings) {
-    torch::autograd::variable_list saved = {k, beta, retention, initial_scale, carried};
+                                                const at::Tensor& beta,
+                                                const std::optional<at::Tensor>& retention,
+                                                const at::Tensor& initial_scale,
+                                                const std::optional<at::Tensor>& carried,
+                                                const std::optional<at::Tensor>& /*anchor*/,
+                                                const SettingsPtr& settings) {
+    const at::Tensor none;
+    torch::autograd::variable_list saved = {k, beta, retention.value_or(none), initial_scale,
+                                            carried.value_or(none)};
     const NormalizedProblem given = normalized(saved, *settings);
     const auto run = k.is_cpu() ? forward_cpu : forward_aten;
     const Forward result = run(given.problem, settings->keep, settings->collect_statistics);
@@ -159,7 +165,8 @@ PrecondScanOutput precond_scan(const PrecondScanArgs& args) {
          {args.k, args.beta, args.retention, args.initial_scale.value, args.carried, anchor})
       settings->keep = settings->keep || (input.defined() && input.requires_grad());
   const auto outputs = precond_scan_detail::PrecondScanFunction::apply(
-      args.k, args.beta, args.retention, args.initial_scale.value, args.carried, anchor, settings);
+      args.k, args.beta, optional_input(args.retention), args.initial_scale.value,
+      optional_input(args.carried), optional_input(anchor), settings);
   return {.write_key = outputs[0],
           .final_d = outputs[1],
           .statistics = args.collect_statistics ? outputs[2] : at::Tensor()};

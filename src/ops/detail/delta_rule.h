@@ -67,6 +67,16 @@ at::Tensor to_chunks(const at::Tensor& x, const ChunkTable& table, int64_t num_v
 /// The inverse: [M * HV, C, D] to [N, HV, D]. Differentiable.
 at::Tensor from_chunks(const at::Tensor& x, const ChunkTable& table, int64_t num_value_heads);
 
+/// Sums over a chunk's tokens along `dim`: of token t and later ones, and of the tokens before t.
+at::Tensor sum_from(const at::Tensor& x, int64_t dim);
+at::Tensor sum_before(const at::Tensor& x, int64_t dim);
+
+struct PairGradients {
+  at::Tensor x;          // [B, 2, C, K]
+  at::Tensor y;          // [B, C, K]
+  at::Tensor log_decay;  // [B, C, 1 or K]; undefined without decay
+};
+
 // The decayed pair products of a chunk (eq. 4). Exponents are differences of cumulated log-decays between the
 // pair's tokens, never positive, taken in float64: a chunk sum of -1e5 must not cost the small differences
 // their digits.
@@ -85,10 +95,10 @@ class PairDecay {
   /// Differentiable.
   at::Tensor gram(const at::Tensor& x, const at::Tensor& y) const;
 
-  /// The gradients of gram: given d_gram [B, 2, C, C], zero above the diagonal, adds to dx [B, 2, C, K] and
-  /// dy [B, C, K].
-  void add_gram_gradients(const at::Tensor& d_gram, const at::Tensor& x, const at::Tensor& y, at::Tensor& dx,
-                          at::Tensor& dy) const;
+  /// Adds the gradients of gram: d_gram [B, 2, C, C] is zero above the diagonal, `gram` its result for x and
+  /// y.
+  void add_gram_gradients(const at::Tensor& d_gram, const at::Tensor& gram, const at::Tensor& x,
+                          const at::Tensor& y, PairGradients& out) const;
 
  private:
   enum class Kind { kNone, kScalar, kChannel };

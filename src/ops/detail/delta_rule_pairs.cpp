@@ -61,11 +61,11 @@ struct PairDecay::Level {
   // x [B, 2, C, K] -> its decayed row blocks, the two stacked: [B * P, 2 * b, K]
   at::Tensor rows_of(const at::Tensor& x) const {
     const at::Tensor blocks = x.view({B, 2, P, 2, b, K}).select(3, 1).transpose(1, 2);  // [B, P, 2, b, K]
-    return (blocks * row).view({B * P, 2 * b, K});
+    return (blocks * row).reshape({B * P, 2 * b, K});
   }
   // y [B, C, K] -> its decayed column blocks: [B * P, b, K]
   at::Tensor cols_of(const at::Tensor& y) const {
-    return (y.view({B, P, 2, b, K}).select(2, 0) * col).view({B * P, b, K});
+    return (y.view({B, P, 2, b, K}).select(2, 0) * col).reshape({B * P, b, K});
   }
   // The blocks' places in pairs [B, 2, C, C]: a view [B, 2, b, b, P].
   at::Tensor places_in(const at::Tensor& pairs) const {
@@ -106,29 +106,48 @@ at::Tensor PairDecay::gram(const at::Tensor& x, const at::Tensor& y) const {
   return pairs;
 }
 
-void PairDecay::add_gram_gradients(const at::Tensor& d_gram, const at::Tensor& x, const at::Tensor& y,
-                                   at::Tensor& dx, at::Tensor& dy) const {
+// Sums over the tokens of a chunk that only add what belongs to them: a difference of two larger sums would
+// leave rounding where the true gradient of a strong decay is tiny.
+at::Tensor sum_from(const at::Tensor& x, int64_t dim) { return x.flip({dim}).cumsum(dim).flip({dim}); }
+at::Tensor sum_before(const at::Tensor& x, int64_t dim) {
+  const int64_t length = x.size(dim);
+  return at::cat({at::zeros_like(x.narrow(dim, 0, 1)), x.narrow(dim, 0, length - 1).cumsum(dim)}, dim);
+}
+
+void PairDecay::add_gram_gradients(const at::Tensor& d_gram, const at::Tensor& gram, const at::Tensor& x,
+                                   const at::Tensor& y, PairGradients& out) const {
   const int64_t B = y.size(0);
   const int64_t C = y.size(1);
   const int64_t K = y.size(2);
   if (kind_ != Kind::kChannel) {
     const at::Tensor weights = (kind_ == Kind::kNone ? d_gram : d_gram * pairs_).view({B, 2 * C, C});
-    dx.view({B, 2 * C, K}).baddbmm_(weights, y);
-    dy.baddbmm_(weights.transpose(1, 2), x.view({B, 2 * C, K}));
+    out.x.view({B, 2 * C, K}).baddbmm_(weights, y);
+    out.y.baddbmm_(weights.transpose(1, 2), x.view({B, 2 * C, K}));
+    if (kind_ == Kind::kNone) return;
+    // Token t decays the pairs with s < t <= r.
+    const at::Tensor pairs = (d_gram * gram).sum(1);  // [B, C, C]
+    out.log_decay.add_(sum_before(pairs, 2).tril_().sum(1).unsqueeze(-1));
     return;
   }
   const at::Tensor diagonal = d_gram.diagonal(0, 2, 3).unsqueeze(-1);  // [B, 2, C, 1]
-  dx.addcmul_(diagonal, y.unsqueeze(1));
-  dy.add_((diagonal * x).sum(1));
+  out.x.addcmul_(diagonal, y.unsqueeze(1));
+  out.y.add_((diagonal * x).sum(1));
   for (int64_t b = 1; b < C; b *= 2) {
     const Level at_b = level(b);
     const int64_t P = at_b.P;
     const at::Tensor block = at_b.places_in(d_gram).permute({0, 4, 1, 2, 3}).reshape({B * P, 2 * b, b});
     const at::Tensor to_rows = at::bmm(block, at_b.cols_of(y)).view({B, P, 2, b, K}) * at_b.row;
-    dx.view({B, 2, P, 2, b, K}).select(3, 1).add_(to_rows.transpose(1, 2));
+    const at::Tensor rows = x.view({B, 2, P, 2, b, K}).select(3, 1).transpose(1, 2);  // [B, P, 2, b, K]
+    out.x.view({B, 2, P, 2, b, K}).select(3, 1).add_(to_rows.transpose(1, 2));
     const at::Tensor to_columns =
         at::bmm(block.transpose(1, 2), at_b.rows_of(x)).view({B, P, b, K}) * at_b.col;
-    dy.view({B, P, 2, b, K}).select(2, 0).add_(to_columns);
+    const at::Tensor columns = y.view({B, P, 2, b, K}).select(2, 0);  // [B, P, b, K]
+    out.y.view({B, P, 2, b, K}).select(2, 0).add_(to_columns);
+    // A token of the row block decays the pairs of its own and later rows, one of the column block those of
+    // earlier columns.
+    const at::Tensor log_decay = out.log_decay.view({B, P, 2, b, K});
+    log_decay.select(2, 1).add_(sum_from((rows * to_rows).sum(2), 2));
+    log_decay.select(2, 0).add_(sum_before(columns * to_columns, 2));
   }
 }
 

@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -16,10 +15,10 @@
 #include "base/log.h"
 #include "data/detail/ordered_pipeline.h"
 #include "data/detail/publish.h"
+#include "data/detail/stage_progress.h"
 #include "data/documents.h"
 #include "data/shard.h"
 #include "data/tokenizer.h"
-#include "data/train_tokenizer.h"
 
 namespace osdn::data {
 namespace prepare_detail {
@@ -153,16 +152,11 @@ double split_place(const std::string& text) {
 class Preparation {
  public:
   Preparation(const config::Prepare& settings, const PrepareOptions& options)
-      : settings_(settings),
-        options_(options),
-        workers_(settings.workers > 0 ? settings.workers
-                                      : std::max<int64_t>(std::thread::hardware_concurrency(), 1)) {}
+      : settings_(settings), options_(options), workers_(detail::num_workers(settings)) {}
 
   PrepareReport run();
 
  private:
-  using Progress = std::function<void(int64_t)>;
-  Progress stage(const std::string& name, int64_t bytes_total) const;
   std::optional<PrepareReport> reuse(const detail::OutputFolder& folder) const;
   Tokenizer make_tokenizer();
   double validation_limit() const;
@@ -179,15 +173,6 @@ class Preparation {
   std::vector<std::string> written_;  // names of the files in the folder
   std::string tokenizer_digest_;
 };
-
-Preparation::Progress Preparation::stage(const std::string& name, int64_t bytes_total) const {
-  return [this, name, bytes_total, start = Clock::now(), done = int64_t{0}](int64_t bytes) mutable {
-    done += bytes;
-    if (options_.progress)
-      options_.progress(
-          {.stage = name, .bytes_done = done, .bytes_total = bytes_total, .seconds = seconds_since(start)});
-  };
-}
 
 void read_split(const Json& json, const detail::OutputFolder& folder, PreparedSplit* split) {
   for (const std::string name : json.at("shards")) split->shards.push_back(folder.final_path(name));
@@ -254,29 +239,7 @@ Tokenizer Preparation::make_tokenizer() {
           *settings_.tokenizer_model);
     return tokenizer;
   }
-  TrainingSample sample;
-  InputReader reader(settings_, files_, options_.builtin_seed);
-  const Progress progress = stage("reading for the tokenizer", reader.total_bytes());
-  struct Stretches {
-    std::vector<TrainingStretch> list;
-    int64_t input_bytes = 0;
-  };
-  detail::OrderedPipeline<RawDocuments, Stretches> pipeline(workers_, [&](RawDocuments&& raw) {
-    Stretches stretches{.list = {}, .input_bytes = raw.input_bytes};
-    for (const std::string& text : split_documents(raw, settings_.text_key)) {
-      if (is_empty_document(text)) continue;
-      std::vector<TrainingStretch> cut = sample.cut(text);
-      std::move(cut.begin(), cut.end(), std::back_inserter(stretches.list));
-    }
-    return stretches;
-  });
-  pipeline.run([&](RawDocuments* raw) { return reader.next(raw); },
-               [&](Stretches&& stretches) {
-                 sample.add(std::move(stretches.list));
-                 progress(stretches.input_bytes);
-               });
-  stage("training the tokenizer", 0)(0);
-  return train_tokenizer(sample, settings_.tokenizer);
+  return train_on_inputs(settings_, options_);
 }
 
 /// Documents below this place are for validation. The built-in corpus always has one: were there none, its
@@ -326,7 +289,7 @@ void Preparation::write_shards(const Tokenizer& tokenizer, detail::OutputFolder*
   SplitWriter train("train", *folder, meta, settings_.shard_tokens);
   SplitWriter validation("valid", *folder, meta, settings_.shard_tokens);
   InputReader reader(settings_, files_, options_.builtin_seed);
-  const Progress progress = stage("encoding", reader.total_bytes());
+  detail::StageProgress progress(options_.progress, "encoding", reader.total_bytes());
   detail::OrderedPipeline<RawDocuments, EncodedBatch> pipeline(
       workers_, [this, &tokenizer, limit = validation_limit()](RawDocuments&& raw) {
         return encode(std::move(raw), tokenizer, limit);
@@ -338,7 +301,7 @@ void Preparation::write_shards(const Tokenizer& tokenizer, detail::OutputFolder*
                  report_.dropped_documents += batch.dropped;
                  report_.checked_documents += batch.checked;
                  report_.changed_documents += batch.changed;
-                 progress(batch.input_bytes);
+                 progress.add(batch.input_bytes);
                });
   report_.train = train.finish();
   report_.validation = validation.finish();

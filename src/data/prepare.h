@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "data/tokenizer.h"
 
 namespace osdn::data {
 
@@ -49,5 +50,9 @@ struct PrepareReport {
 /// starts anew or finishes the renaming. Throws UserError for wrong settings or input (file and line), or
 /// when the folder holds shards of other settings or inputs; EnvironmentError without space or permission.
 PrepareReport prepare(const config::Prepare& settings, const PrepareOptions& options);
+
+/// A tokenizer trained on the documents that prepare would read, on a uniform sample of at most 64 MB of
+/// them.
+Tokenizer train_on_inputs(const config::Prepare& settings, const PrepareOptions& options);
 
 }  // namespace osdn::data

@@ -8,7 +8,10 @@
 
 #include "apps/config.h"
 #include "apps/generate.h"
+#include "apps/inspect.h"
+#include "apps/prepare.h"
 #include "apps/report.h"
+#include "apps/tokenizer.h"
 #include "apps/train.h"
 #include "apps/version.h"
 #include "base/error.h"
@@ -37,9 +40,12 @@ int run(int argc, char** argv) {
       "data or\n"
       "checkpoint damaged, 5 internal error, 130 and 143 interrupted after a checkpoint.");
   root.require_subcommand(0, 1);
+  add_prepare(root);
+  add_tokenizer(root);
   add_train(root);
   add_generate(root);
   add_report(root);
+  add_inspect(root);
   add_config(root);
   try {
     root.parse(argc, argv);

@@ -81,6 +81,18 @@ void read_metrics(const std::string& path, ReportRun* run) {
   }
 }
 
+/// Replaces every value by the weighted mean of itself and those before it.
+void average_past(double half_life, std::vector<double>* values) {
+  const double keep = std::exp2(-1.0 / half_life);
+  double sum = 0;
+  double weight = 0;  // of what has been summed: without it the first points would lean towards 0
+  for (double& value : *values) {
+    sum = keep * sum + (1 - keep) * value;
+    weight = keep * weight + (1 - keep);
+    value = sum / weight;
+  }
+}
+
 }  // namespace report_data_detail
 
 ReportRun read_report_run(const std::string& path) {
@@ -134,15 +146,12 @@ Curve thin(const Curve& curve, size_t limit) {
 }
 
 Curve smooth(const Curve& curve, double half_life) {
-  const double keep = std::exp2(-1.0 / half_life);
+  std::vector<double> backward(curve.values.rbegin(), curve.values.rend());
+  report_data_detail::average_past(half_life, &backward);
   Curve smoothed = curve;
-  double sum = 0;
-  double weight = 0;  // of what has been summed: without it the first points would lean towards 0
-  for (double& value : smoothed.values) {
-    sum = keep * sum + (1 - keep) * value;
-    weight = keep * weight + (1 - keep);
-    value = sum / weight;
-  }
+  report_data_detail::average_past(half_life, &smoothed.values);
+  const size_t count = curve.values.size();
+  for (size_t i = 0; i < count; ++i) smoothed.values[i] = (smoothed.values[i] + backward[count - 1 - i]) / 2;
   return smoothed;
 }
 

@@ -43,7 +43,8 @@ ReportRun read_report_run(const std::string& path);
 /// stay.
 Curve thin(const Curve& curve, size_t limit);
 
-/// Every point replaced by a mean over the past with weights that fall by half every `half_life` points.
+/// Every point replaced by a mean over both directions, with weights that fall by half every `half_life`
+/// points: it does not lag behind a falling curve.
 Curve smooth(const Curve& curve, double half_life);
 
 /// Mean of the last `count` values, or NaN without any.

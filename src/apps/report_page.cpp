@@ -24,7 +24,7 @@ namespace report_page_detail {
 
 constexpr size_t kMaxPoints = 2000;      // of one curve on the page
 constexpr size_t kMaxLayerPoints = 300;  // of one layer's curve
-constexpr const char* kSmoothed[] = {"loss", "grad_norm", "tokens_per_second"};
+constexpr const char* kSmoothed[] = {"loss", "grad_norm", "tokens_per_second", "step_milliseconds"};
 
 /// Six significant digits: more cannot be seen, and pages of long runs stay small. Null for what is not
 /// finite.
@@ -76,7 +76,7 @@ Json page_data(const std::vector<ReportRun>& runs) {
     for (const char* name : kSmoothed) {
       const auto found = run.curves.find(name);
       if (found == run.curves.end()) continue;
-      const double half_life = std::max(2.0, static_cast<double>(found->second.values.size()) / 60);
+      const double half_life = std::max(2.0, static_cast<double>(found->second.values.size()) / 100);
       curves[std::string(name) + "_smooth"] = to_json(smooth(found->second, half_life));
     }
     Json layers = Json::object();

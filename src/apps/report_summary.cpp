@@ -64,14 +64,12 @@ std::vector<ClosingValue> closing_values(const std::vector<ReportRun>& runs) {
 
 int64_t best_of(const ClosingValue& row) {
   if (row.better == Better::kNeither || row.values.size() < 2) return -1;
-  int64_t best = -1;
-  for (size_t i = 0; i < row.values.size(); ++i) {
-    if (!std::isfinite(row.values[i])) continue;
-    const bool wins = best < 0 || (row.better == Better::kLower ? row.values[i] < row.values[size_t(best)]
-                                                                : row.values[i] > row.values[size_t(best)]);
-    if (wins) best = static_cast<int64_t>(i);
-  }
-  return best;
+  std::vector<double> costs;  // lower is better; infinite where there is no value
+  for (const double value : row.values)
+    costs.push_back(std::isfinite(value) ? (row.better == Better::kLower ? value : -value) : HUGE_VAL);
+  const auto best = std::min_element(costs.begin(), costs.end());
+  if (*best == HUGE_VAL || std::count(costs.begin(), costs.end(), *best) > 1) return -1;
+  return best - costs.begin();
 }
 
 std::vector<std::string> display_names(const std::vector<ReportRun>& runs) {

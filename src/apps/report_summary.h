@@ -22,7 +22,7 @@ struct ClosingValue {
 /// Values that at least one run has, in the order of the table.
 std::vector<ClosingValue> closing_values(const std::vector<ReportRun>& runs);
 
-/// Index of the best run of a row, or -1 when there is nothing to win.
+/// Index of the best run of a row, or -1 when nobody is better than all others.
 int64_t best_of(const ClosingValue& row);
 
 /// Steps that the closing training loss is the mean of.

@@ -86,13 +86,15 @@ TEST_CASE("a long run is thinned with its spikes, ends and extremes kept", "[rep
   CHECK(osdn::apps::thin(thinned, 2000).steps == thinned.steps);
 }
 
-TEST_CASE("smoothing keeps a constant and starts at the first value", "[report]") {
+TEST_CASE("smoothing keeps a constant and is the mean of both directions", "[report]") {
   const osdn::apps::Curve flat = {{1, 2, 3}, {4.0, 4.0, 4.0}};
   for (const double value : osdn::apps::smooth(flat, 2).values) CHECK(value == Approx(4.0));
-  const osdn::apps::Curve step = {{1, 2}, {0.0, 1.0}};
-  const auto smoothed = osdn::apps::smooth(step, 1);  // weights 1/3 and 2/3
-  CHECK(smoothed.values[0] == 0.0);
-  CHECK(smoothed.values[1] == Approx(2.0 / 3));
+  // With weights 1, 1/2, 1/4 the mean over the past is 0, 2/3, 6/7, that over the future 3/7, 1, 1.
+  const osdn::apps::Curve ramp = {{1, 2, 3}, {0.0, 1.0, 1.0}};
+  const auto smoothed = osdn::apps::smooth(ramp, 1);
+  CHECK(smoothed.values[0] == Approx((0.0 + 3.0 / 7) / 2));
+  CHECK(smoothed.values[1] == Approx((2.0 / 3 + 1.0) / 2));
+  CHECK(smoothed.values[2] == Approx((6.0 / 7 + 1.0) / 2));
   CHECK(osdn::apps::tail_mean({{1, 2, 3}, {1, 2, 6}}, 2) == 4);
   CHECK(osdn::apps::median({{1, 2, 3}, {9, 1, 5}}) == 5);
   CHECK(std::isnan(osdn::apps::median({})));

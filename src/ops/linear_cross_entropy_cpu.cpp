@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/vector_code.h"
 #include "ops/detail/linear_cross_entropy_paths.h"
 #include "ops/detail/simd_math.h"
 #include "ops/linear_cross_entropy.h"
@@ -13,7 +14,7 @@ namespace {
 constexpr int64_t kRowsPerTask = 4;
 
 template <typename T>
-T maximum(const T* row, int64_t n) {
+[[gnu::always_inline]] inline T maximum(const T* row, int64_t n) {
   T lanes[simd::kLanes];
   std::fill(lanes, lanes + simd::kLanes, -std::numeric_limits<T>::infinity());
   int64_t i = 0;
@@ -34,19 +35,21 @@ RowLosses losses_of_rows(const at::Tensor& logits, const at::Tensor& targets) {
   T* log_sum_exp = out.log_sum_exp.mutable_data_ptr<T>();
   T* loss = out.loss.mutable_data_ptr<T>();
   at::parallel_for(0, num_rows, kRowsPerTask, [=](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const T* x = data + row * width;
-      const T top = maximum(x, width);
-      const T sum = simd::sum<T>(width, [=](int64_t c) { return simd::exp(x[c] - top); });
-      log_sum_exp[row] = top + std::log(sum);                                               // (eq. 1)
-      loss[row] = target[row] == kIgnoreTarget ? T(0) : log_sum_exp[row] - x[target[row]];  // (eq. 2)
-    }
+    run_vectorized([=]() __attribute__((always_inline)) {
+      for (int64_t row = begin; row < end; ++row) {
+        const T* x = data + row * width;
+        const T top = maximum(x, width);
+        const T sum = simd::sum<T>(width, [=](int64_t c) { return simd::exp(x[c] - top); });
+        log_sum_exp[row] = top + std::log(sum);                                               // (eq. 1)
+        loss[row] = target[row] == kIgnoreTarget ? T(0) : log_sum_exp[row] - x[target[row]];  // (eq. 2)
+      }
+    });
   });
   return out;
 }
 
 template <typename T>
-void gradient_of_row(int64_t width, T log_sum_exp, T scale, T* __restrict x) {
+[[gnu::always_inline]] inline void gradient_of_row(int64_t width, T log_sum_exp, T scale, T* __restrict x) {
   for (int64_t c = 0; c < width; ++c) x[c] = scale * simd::exp(x[c] - log_sum_exp);
 }
 
@@ -58,15 +61,17 @@ void gradient_of_rows(const at::Tensor& logits, const at::Tensor& targets, const
   const int64_t* target = targets.const_data_ptr<int64_t>();
   const T* log_sum_exp = log_sum_exps.const_data_ptr<T>();
   at::parallel_for(0, logits.size(0), kRowsPerTask, [=](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      T* x = data + row * width;
-      if (target[row] == kIgnoreTarget) {
-        std::fill(x, x + width, T(0));
-        continue;
+    run_vectorized([=]() __attribute__((always_inline)) {
+      for (int64_t row = begin; row < end; ++row) {
+        T* x = data + row * width;
+        if (target[row] == kIgnoreTarget) {
+          std::fill(x, x + width, T(0));
+          continue;
+        }
+        gradient_of_row(width, log_sum_exp[row], scale, x);  // (eq. 3)
+        x[target[row]] -= scale;
       }
-      gradient_of_row(width, log_sum_exp[row], scale, x);  // (eq. 3)
-      x[target[row]] -= scale;
-    }
+    });
   });
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <vector>
 
+#include "base/vector_code.h"
 #include "ops/detail/rms_norm_paths.h"
 #include "ops/detail/simd_math.h"
 #include "tensor/torch.h"
@@ -20,15 +21,17 @@ const T* data_or_null(const at::Tensor& tensor) {
 
 // One kind per instantiation, or the choice inside the loop would keep it from being vectorised.
 template <GateActivation kind, typename T>
-void apply_gate(int64_t width, const T* gate, T* y) {
+[[gnu::always_inline]] inline void apply_gate(int64_t width, const T* __restrict gate, T* __restrict y) {
   for (int64_t c = 0; c < width; ++c)
     y[c] *= kind == GateActivation::kSwish ? simd::silu(gate[c]) : simd::sigmoid(gate[c]);
 }
 
 // dn = dy act(g), dg = dy n act'(g) with n = x rstd w (eq. 5, 6).
 template <GateActivation kind, typename T>
-void gate_backward(int64_t width, const T* gate, const T* dy, const T* x, T rstd, const T* weight, T* dn,
-                   T* dgate) {
+[[gnu::always_inline]] inline void gate_backward(int64_t width, const T* __restrict gate,
+                                                 const T* __restrict dy, const T* __restrict x, T rstd,
+                                                 const T* __restrict weight, T* __restrict dn,
+                                                 T* __restrict dgate) {
   for (int64_t c = 0; c < width; ++c) {
     const T g = gate[c];
     const T s = simd::sigmoid(g);
@@ -55,24 +58,26 @@ Outputs forward_rows(const Inputs& in) {
   T* rstd = out.rstd.mutable_data_ptr<T>();          // [R]
   T* sum = residual ? out.sum.mutable_data_ptr<T>() : nullptr;
   at::parallel_for(0, num_rows, 64, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t at = row * width;
-      const T* z = x + at;
-      if (residual) {
-        T* to = sum + at;
-        for (int64_t c = 0; c < width; ++c) to[c] = x[at + c] + residual[at + c];
-        z = to;
+    run_vectorized([&]() __attribute__((always_inline)) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t at = row * width;
+        const T* z = x + at;
+        if (residual) {
+          T* to = sum + at;
+          for (int64_t c = 0; c < width; ++c) to[c] = x[at + c] + residual[at + c];
+          z = to;
+        }
+        const T squares = simd::sum<T>(width, [z](int64_t c) { return z[c] * z[c]; });
+        const T r = T(1) / std::sqrt(squares / static_cast<T>(width) + static_cast<T>(in.eps));  // (eq. 1)
+        rstd[row] = r;
+        T* to = y + at;
+        for (int64_t c = 0; c < width; ++c) to[c] = z[c] * r * weight[c];  // (eq. 2)
+        if (gate && in.activation == GateActivation::kSwish)
+          apply_gate<GateActivation::kSwish>(width, gate + at, to);
+        if (gate && in.activation == GateActivation::kSigmoid)
+          apply_gate<GateActivation::kSigmoid>(width, gate + at, to);
       }
-      const T squares = simd::sum<T>(width, [z](int64_t c) { return z[c] * z[c]; });
-      const T r = T(1) / std::sqrt(squares / static_cast<T>(width) + static_cast<T>(in.eps));  // (eq. 1)
-      rstd[row] = r;
-      T* to = y + at;
-      for (int64_t c = 0; c < width; ++c) to[c] = z[c] * r * weight[c];  // (eq. 2)
-      if (gate && in.activation == GateActivation::kSwish)
-        apply_gate<GateActivation::kSwish>(width, gate + at, to);
-      if (gate && in.activation == GateActivation::kSigmoid)
-        apply_gate<GateActivation::kSigmoid>(width, gate + at, to);
-    }
+    });
   });
   return out;
 }
@@ -97,29 +102,32 @@ Gradients backward_rows(const Inputs& in, const at::Tensor& rstd_of_rows, const 
   T* dgate = gate ? out.dgate.mutable_data_ptr<T>() : nullptr;
   T* dweight = partial.mutable_data_ptr<T>();  // [tasks, D]
   at::parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
-    for (int64_t task = first; task < last; ++task) {
-      T* dw = dweight + task * width;
-      for (int64_t row = task * kRowsPerTask; row < std::min(num_rows, (task + 1) * kRowsPerTask); ++row) {
-        const int64_t at = row * width;
-        const T r = rstd[row];
-        const T* z = x + at;
-        const T* dn = dy + at;
-        T* to = dx + at;
-        if (gate) {
-          if (in.activation == GateActivation::kSwish)
-            gate_backward<GateActivation::kSwish>(width, gate + at, dy + at, z, r, weight, to, dgate + at);
-          else
-            gate_backward<GateActivation::kSigmoid>(width, gate + at, dy + at, z, r, weight, to, dgate + at);
-          dn = to;
+    run_vectorized([&]() __attribute__((always_inline)) {
+      for (int64_t task = first; task < last; ++task) {
+        T* dw = dweight + task * width;
+        for (int64_t row = task * kRowsPerTask; row < std::min(num_rows, (task + 1) * kRowsPerTask); ++row) {
+          const int64_t at = row * width;
+          const T r = rstd[row];
+          const T* z = x + at;
+          const T* dn = dy + at;
+          T* to = dx + at;
+          if (gate) {
+            if (in.activation == GateActivation::kSwish)
+              gate_backward<GateActivation::kSwish>(width, gate + at, dy + at, z, r, weight, to, dgate + at);
+            else
+              gate_backward<GateActivation::kSigmoid>(width, gate + at, dy + at, z, r, weight, to,
+                                                      dgate + at);
+            dn = to;
+          }
+          const T dot = simd::sum<T>(width, [=](int64_t c) { return weight[c] * dn[c] * z[c]; });
+          const T mean = dot * r * r / static_cast<T>(width);
+          for (int64_t c = 0; c < width; ++c) dw[c] += dn[c] * z[c] * r;                      // (eq. 4)
+          for (int64_t c = 0; c < width; ++c) to[c] = r * (weight[c] * dn[c] - z[c] * mean);  // (eq. 3)
+          if (added)
+            for (int64_t c = 0; c < width; ++c) to[c] += added[at + c];
         }
-        const T dot = simd::sum<T>(width, [=](int64_t c) { return weight[c] * dn[c] * z[c]; });
-        const T mean = dot * r * r / static_cast<T>(width);
-        for (int64_t c = 0; c < width; ++c) dw[c] += dn[c] * z[c] * r;                      // (eq. 4)
-        for (int64_t c = 0; c < width; ++c) to[c] = r * (weight[c] * dn[c] - z[c] * mean);  // (eq. 3)
-        if (added)
-          for (int64_t c = 0; c < width; ++c) to[c] += added[at + c];
       }
-    }
+    });
   });
   out.dweight = at::zeros({width}, in.x.options());
   T* total = out.dweight.mutable_data_ptr<T>();

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/vector_code.h"
 #include "ops/detail/short_conv_paths.h"
 #include "ops/detail/simd_math.h"
 #include "tensor/torch.h"
@@ -52,20 +53,20 @@ class Window {
   const T* history_data_ = nullptr;
 };
 
-// out[c] = sum_w taps[w, c] rows[w][c]; the usual four taps in one pass.
-template <typename T>
-void filter_row(int64_t num_taps, int64_t width, const T* __restrict taps, const T* const* rows,
-                T* __restrict out) {
+// out[c] = act(sum_w taps[w, c] rows[w][c]); the usual four taps in one pass.
+template <bool kSilu, typename T>
+[[gnu::always_inline]] inline void filter_row(int64_t num_taps, int64_t width, const T* __restrict taps,
+                                              const T* const* rows, T* __restrict out) {
   if (num_taps == 4) {
     const T* __restrict r0 = rows[0];
     const T* __restrict r1 = rows[1];
     const T* __restrict r2 = rows[2];
     const T* __restrict r3 = rows[3];
-    const T* __restrict t1 = taps + width;
-    const T* __restrict t2 = t1 + width;
-    const T* __restrict t3 = t2 + width;
-    for (int64_t c = 0; c < width; ++c)
-      out[c] = taps[c] * r0[c] + t1[c] * r1[c] + t2[c] * r2[c] + t3[c] * r3[c];
+    for (int64_t c = 0; c < width; ++c) {
+      const T sum = taps[c] * r0[c] + taps[width + c] * r1[c] + taps[2 * width + c] * r2[c] +
+                    taps[3 * width + c] * r3[c];
+      out[c] = kSilu ? simd::silu(sum) : sum;
+    }
     return;
   }
   std::fill(out, out + width, T(0));
@@ -74,26 +75,50 @@ void filter_row(int64_t num_taps, int64_t width, const T* __restrict taps, const
     const T* __restrict factor = taps + tap * width;
     for (int64_t c = 0; c < width; ++c) out[c] += factor[c] * row[c];
   }
+  if (kSilu)
+    for (int64_t c = 0; c < width; ++c) out[c] = simd::silu(out[c]);
 }
 
-template <typename T>
-void silu_row(int64_t width, T* __restrict y) {
-  for (int64_t c = 0; c < width; ++c) y[c] = simd::silu(y[c]);
-}
-
-template <typename T>
-void silu_row_backward(int64_t width, const T* __restrict dy, T* __restrict sum_to_dsum) {
-  for (int64_t c = 0; c < width; ++c) sum_to_dsum[c] = dy[c] * simd::silu_slope(sum_to_dsum[c]);
-}
-
-template <typename T>
-void add_product(int64_t width, const T* __restrict a, const T* __restrict b, T* __restrict sum) {
-  for (int64_t c = 0; c < width; ++c) sum[c] += a[c] * b[c];
+// One token of the backward: dsum from dy (eq. 3; dy itself without SiLU), and its share of the tap gradients
+// (eq. 5).
+template <bool kSilu, typename T>
+[[gnu::always_inline]] inline void backward_row(int64_t num_taps, int64_t width, const T* __restrict taps,
+                                                const T* const* rows, const T* __restrict dy,
+                                                T* __restrict dsum, T* __restrict dtaps) {
+  if (num_taps == 4) {
+    const T* __restrict r0 = rows[0];
+    const T* __restrict r1 = rows[1];
+    const T* __restrict r2 = rows[2];
+    const T* __restrict r3 = rows[3];
+    for (int64_t c = 0; c < width; ++c) {
+      T d = dy[c];
+      if (kSilu) {
+        const T sum = taps[c] * r0[c] + taps[width + c] * r1[c] + taps[2 * width + c] * r2[c] +
+                      taps[3 * width + c] * r3[c];
+        d *= simd::silu_slope(sum);
+        dsum[c] = d;
+      }
+      dtaps[c] += d * r0[c];
+      dtaps[width + c] += d * r1[c];
+      dtaps[2 * width + c] += d * r2[c];
+      dtaps[3 * width + c] += d * r3[c];
+    }
+    return;
+  }
+  const T* d = dy;
+  if (kSilu) {
+    filter_row<false>(num_taps, width, taps, rows, dsum);
+    for (int64_t c = 0; c < width; ++c) dsum[c] = dy[c] * simd::silu_slope(dsum[c]);
+    d = dsum;
+  }
+  for (int64_t tap = 0; tap < num_taps; ++tap)
+    for (int64_t c = 0; c < width; ++c) dtaps[tap * width + c] += d[c] * rows[tap][c];
 }
 
 // Calls visit(s, begin, end, t) for the tokens [first, last) with the sequence that each belongs to.
 template <typename Visit>
-void for_each_token(const std::vector<int64_t>& offsets, int64_t first, int64_t last, Visit visit) {
+[[gnu::always_inline]] inline void for_each_token(const std::vector<int64_t>& offsets, int64_t first,
+                                                  int64_t last, Visit visit) {
   if (first >= last) return;
   int64_t s = std::upper_bound(offsets.begin(), offsets.end(), first) - offsets.begin() - 1;
   for (int64_t t = first; t < last; ++t) {
@@ -102,7 +127,7 @@ void for_each_token(const std::vector<int64_t>& offsets, int64_t first, int64_t 
   }
 }
 
-template <typename T>
+template <bool kSilu, typename T>
 Outputs forward_rows(const Inputs& in) {
   const std::vector<int64_t>& offsets = in.sequences->host_offsets();
   const int64_t num_tokens = in.x.size(0);
@@ -117,10 +142,12 @@ Outputs forward_rows(const Inputs& in) {
   const Window<T> prototype(in);
   at::parallel_for(0, num_tokens, kTokensPerTask, [&](int64_t first, int64_t last) {
     Window<T> window = prototype;
-    for_each_token(offsets, first, last, [&](int64_t s, int64_t begin, int64_t, int64_t t) {
-      T* row = y + t * width;
-      filter_row(num_taps, width, taps, window.at(s, begin, t), row);  // (eq. 1)
-      if (in.silu) silu_row(width, row);                               // (eq. 2)
+    run_vectorized([&]() __attribute__((always_inline)) {
+      for_each_token(
+          offsets, first,
+          last, [&](int64_t s, int64_t begin, int64_t, int64_t t) __attribute__((always_inline)) {
+            filter_row<kSilu>(num_taps, width, taps, window.at(s, begin, t), y + t * width);  // (eq. 1, 2)
+          });
     });
   });
   for (int64_t s = 0; s < num_sequences; ++s) {
@@ -136,8 +163,8 @@ Outputs forward_rows(const Inputs& in) {
   return out;
 }
 
-// dsum [N, D] (eq. 3) and the tap gradient (eq. 5).
-template <typename T>
+// dsum [N, D] (eq. 3), not written without SiLU, and the tap gradient (eq. 5).
+template <bool kSilu, typename T>
 at::Tensor backward_taps(const Inputs& in, const T* dy, T* dsum) {
   const std::vector<int64_t>& offsets = in.sequences->host_offsets();
   const int64_t num_tokens = in.x.size(0);
@@ -150,21 +177,18 @@ at::Tensor backward_taps(const Inputs& in, const T* dy, T* dsum) {
   const Window<T> prototype(in);
   at::parallel_for(0, tasks, 1, [&](int64_t first_task, int64_t last_task) {
     Window<T> window = prototype;
-    for (int64_t task = first_task; task < last_task; ++task) {
-      T* sum = sums + task * num_taps * width;
-      const int64_t last = std::min(num_tokens, (task + 1) * kTokensPerTask);
-      for_each_token(offsets, task * kTokensPerTask, last, [&](int64_t s, int64_t begin, int64_t, int64_t t) {
-        const T* const* rows = window.at(s, begin, t);
-        const T* upstream = dy + t * width;
-        if (in.silu) {
-          filter_row(num_taps, width, taps, rows, dsum + t * width);
-          silu_row_backward(width, upstream, dsum + t * width);
-          upstream = dsum + t * width;
-        }
-        for (int64_t tap = 0; tap < num_taps; ++tap)
-          add_product(width, upstream, rows[tap], sum + tap * width);
-      });
-    }
+    run_vectorized([&]() __attribute__((always_inline)) {
+      for (int64_t task = first_task; task < last_task; ++task) {
+        T* sum = sums + task * num_taps * width;
+        const int64_t last = std::min(num_tokens, (task + 1) * kTokensPerTask);
+        for_each_token(
+            offsets, task * kTokensPerTask,
+            last, [&](int64_t s, int64_t begin, int64_t, int64_t t) __attribute__((always_inline)) {
+              backward_row<kSilu>(num_taps, width, taps, window.at(s, begin, t), dy + t * width,
+                                  dsum + t * width, sum);
+            });
+      }
+    });
   });
   const at::Tensor dtaps = at::zeros({num_taps, width}, in.x.options());
   T* total = dtaps.mutable_data_ptr<T>();
@@ -212,16 +236,15 @@ void add_history_gradient(const Inputs& in, const T* dsum, T* dhistory) {
   }
 }
 
-template <typename T>
+template <bool kSilu, typename T>
 Gradients backward_rows(const Inputs& in, const at::Tensor& dy, const at::Tensor& dfinal) {
   const std::vector<int64_t>& offsets = in.sequences->host_offsets();
   const int64_t width = in.x.size(1);
   const int64_t num_taps = in.taps.size(0);
-  const at::Tensor dsum_of_tokens = in.silu ? at::empty_like(in.x) : dy;  // [N, D]
+  const at::Tensor dsum_of_tokens = kSilu ? at::empty_like(in.x) : dy;  // [N, D]
   const T* dsum = dsum_of_tokens.const_data_ptr<T>();
   Gradients out;
-  out.dtaps = backward_taps(in, dy.const_data_ptr<T>(),
-                            in.silu ? dsum_of_tokens.mutable_data_ptr<T>() : static_cast<T*>(nullptr));
+  out.dtaps = backward_taps<kSilu>(in, dy.const_data_ptr<T>(), dsum_of_tokens.mutable_data_ptr<T>());
   out.dx = at::empty_like(in.x);
   const at::Tensor reversed = in.taps.flip(0).contiguous();  // [W, D] the tap of the same token first
   const T* taps = reversed.const_data_ptr<T>();
@@ -229,10 +252,13 @@ Gradients backward_rows(const Inputs& in, const at::Tensor& dy, const at::Tensor
   T* dx = out.dx.mutable_data_ptr<T>();
   at::parallel_for(0, in.x.size(0), kTokensPerTask, [&](int64_t first, int64_t last) {
     std::vector<const T*> rows(static_cast<size_t>(num_taps));
-    for_each_token(offsets, first, last, [&](int64_t, int64_t, int64_t end, int64_t t) {
-      for (int64_t ahead = 0; ahead < num_taps; ++ahead)
-        rows[static_cast<size_t>(ahead)] = t + ahead < end ? dsum + (t + ahead) * width : zeros.data();
-      filter_row(num_taps, width, taps, rows.data(), dx + t * width);  // (eq. 4)
+    run_vectorized([&]() __attribute__((always_inline)) {
+      for_each_token(
+          offsets, first, last, [&](int64_t, int64_t, int64_t end, int64_t t) __attribute__((always_inline)) {
+            for (int64_t ahead = 0; ahead < num_taps; ++ahead)
+              rows[static_cast<size_t>(ahead)] = t + ahead < end ? dsum + (t + ahead) * width : zeros.data();
+            filter_row<false>(num_taps, width, taps, rows.data(), dx + t * width);  // (eq. 4)
+          });
     });
   });
   T* dhistory = nullptr;
@@ -247,13 +273,17 @@ Gradients backward_rows(const Inputs& in, const at::Tensor& dy, const at::Tensor
 
 }  // namespace
 
-Outputs forward_cpu(const Inputs& inputs) {
-  return inputs.x.scalar_type() == at::kDouble ? forward_rows<double>(inputs) : forward_rows<float>(inputs);
+Outputs forward_cpu(const Inputs& in) {
+  if (in.x.scalar_type() == at::kDouble)
+    return in.silu ? forward_rows<true, double>(in) : forward_rows<false, double>(in);
+  return in.silu ? forward_rows<true, float>(in) : forward_rows<false, float>(in);
 }
 
-Gradients backward_cpu(const Inputs& inputs, const at::Tensor& dy, const at::Tensor& dfinal) {
-  return inputs.x.scalar_type() == at::kDouble ? backward_rows<double>(inputs, dy, dfinal)
-                                               : backward_rows<float>(inputs, dy, dfinal);
+Gradients backward_cpu(const Inputs& in, const at::Tensor& dy, const at::Tensor& dfinal) {
+  if (in.x.scalar_type() == at::kDouble)
+    return in.silu ? backward_rows<true, double>(in, dy, dfinal)
+                   : backward_rows<false, double>(in, dy, dfinal);
+  return in.silu ? backward_rows<true, float>(in, dy, dfinal) : backward_rows<false, float>(in, dy, dfinal);
 }
 
 }  // namespace osdn::ops::short_conv_detail

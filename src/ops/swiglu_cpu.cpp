@@ -1,3 +1,4 @@
+#include "base/vector_code.h"
 #include "ops/detail/simd_math.h"
 #include "ops/detail/swiglu_paths.h"
 #include "tensor/torch.h"
@@ -8,6 +9,24 @@ namespace {
 constexpr int64_t kRowsPerTask = 16;
 
 template <typename T>
+[[gnu::always_inline]] inline void forward_row(int64_t width, const T* __restrict gate,
+                                               const T* __restrict up, T* __restrict z) {
+  for (int64_t c = 0; c < width; ++c) z[c] = simd::silu(gate[c]) * up[c];  // (eq. 1)
+}
+
+template <typename T>
+[[gnu::always_inline]] inline void backward_row(int64_t width, const T* __restrict gate,
+                                                const T* __restrict up, const T* __restrict dz,
+                                                T* __restrict dgate, T* __restrict dup) {
+  for (int64_t c = 0; c < width; ++c) {
+    const T g = gate[c];
+    const T s = simd::sigmoid(g);
+    dgate[c] = dz[c] * up[c] * s * (T(1) + g * (T(1) - s));  // (eq. 2)
+    dup[c] = dz[c] * g * s;                                  // (eq. 3)
+  }
+}
+
+template <typename T>
 at::Tensor forward_rows(const at::Tensor& gate_up) {
   const int64_t num_rows = gate_up.size(0);
   const int64_t width = gate_up.size(1) / 2;
@@ -15,12 +34,12 @@ at::Tensor forward_rows(const at::Tensor& gate_up) {
   const T* in = gate_up.const_data_ptr<T>();  // [N, 2 * I]
   T* out = z.mutable_data_ptr<T>();           // [N, I]
   at::parallel_for(0, num_rows, kRowsPerTask, [=](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const T* gate = in + row * 2 * width;
-      const T* up = gate + width;
-      T* to = out + row * width;
-      for (int64_t c = 0; c < width; ++c) to[c] = simd::silu(gate[c]) * up[c];  // (eq. 1)
-    }
+    run_vectorized([=]() __attribute__((always_inline)) {
+      for (int64_t row = begin; row < end; ++row) {
+        const T* gate = in + row * 2 * width;
+        forward_row(width, gate, gate + width, out + row * width);
+      }
+    });
   });
   return z;
 }
@@ -34,19 +53,13 @@ at::Tensor backward_rows(const at::Tensor& gate_up, const at::Tensor& dz) {
   const T* upstream = dz.const_data_ptr<T>();  // [N, I]
   T* out = dgate_up.mutable_data_ptr<T>();     // [N, 2 * I]
   at::parallel_for(0, num_rows, kRowsPerTask, [=](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const T* gate = in + row * 2 * width;
-      const T* up = gate + width;
-      const T* dy = upstream + row * width;
-      T* dgate = out + row * 2 * width;
-      T* dup = dgate + width;
-      for (int64_t c = 0; c < width; ++c) {
-        const T g = gate[c];
-        const T s = simd::sigmoid(g);
-        dgate[c] = dy[c] * up[c] * s * (T(1) + g * (T(1) - s));  // (eq. 2)
-        dup[c] = dy[c] * g * s;                                  // (eq. 3)
+    run_vectorized([=]() __attribute__((always_inline)) {
+      for (int64_t row = begin; row < end; ++row) {
+        const T* gate = in + row * 2 * width;
+        T* dgate = out + row * 2 * width;
+        backward_row(width, gate, gate + width, upstream + row * width, dgate, dgate + width);
       }
-    }
+    });
   });
   return dgate_up;
 }

@@ -14,7 +14,7 @@ inline constexpr int64_t kLanes = 16;
 /// Adds term(0) .. term(n - 1) in kLanes interleaved partial sums: a fixed order that does not forbid vector
 /// code.
 template <typename T, typename Term>
-inline T sum(int64_t n, Term term) {
+[[gnu::always_inline]] inline T sum(int64_t n, Term term) {
   T lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
@@ -25,10 +25,10 @@ inline T sum(int64_t n, Term term) {
   return total;
 }
 
-inline double exp(double x) { return std::exp(x); }
+[[gnu::always_inline]] inline double exp(double x) { return std::exp(x); }
 
 /// exp to 1e-7 relative error; arguments are clamped to [-87.3, 88.3], NaN stays NaN.
-inline float exp(float x) {
+[[gnu::always_inline]] inline float exp(float x) {
   constexpr float kLog2E = 1.44269504088896341f;
   constexpr float kLn2High = 0.693359375f;
   constexpr float kLn2Low = -2.12194440e-4f;
@@ -50,18 +50,18 @@ inline float exp(float x) {
 }
 
 template <typename T>
-inline T sigmoid(T x) {
+[[gnu::always_inline]] inline T sigmoid(T x) {
   return T(1) / (T(1) + exp(-x));
 }
 
 template <typename T>
-inline T silu(T x) {
+[[gnu::always_inline]] inline T silu(T x) {
   return x * sigmoid(x);
 }
 
 /// Derivative of silu.
 template <typename T>
-inline T silu_slope(T x) {
+[[gnu::always_inline]] inline T silu_slope(T x) {
   const T s = sigmoid(x);
   return s * (T(1) + x * (T(1) - s));
 }

@@ -131,9 +131,12 @@ TEST_CASE("text that yaml-cpp drops silently is refused", "[strict_yaml]") {
   CHECK(is_line_starting(load_error(good + "...\ntrain: {steps: 3}\n"), "c.yaml:3: expected"));
   CHECK(contains(load_error(good + "...\ngarbage\n"), "c.yaml:3: expected"));
   CHECK(load_error("---\n" + good + "...\n# a comment\n").empty());
-  CHECK(is_line_starting(load_error(good + "data:\n  tokenizer: 'abc\n"),
-                         "c.yaml:3: data.tokenizer: the quote"));
-  CHECK(!load_error(good + "data:\n  tokenizer: \"abc\n").empty());
+  // Some versions of yaml-cpp accept it, others refuse it themselves.
+  for (const std::string quote : {"'", "\""}) {
+    const std::string message = load_error(good + "data:\n  tokenizer: " + quote + "abc\n");
+    CHECK(is_line_starting(message, "c.yaml:"));
+    CHECK((contains(message, "never closed") || contains(message, "not valid YAML")));
+  }
   CHECK(contains(load_error(""), "got an empty file"));
   CHECK(contains(load_error("# only a comment\n\n"), "got an empty file"));
   CHECK(contains(load_error("lr 0.1\n"),

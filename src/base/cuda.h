@@ -1,4 +1,5 @@
-// Checking of CUDA calls, for .cu files and the few .cpp files that call the runtime. Light: no fmt, which nvcc chokes on.
+// Checking of CUDA calls, for .cu files and the few .cpp files that call the runtime. Light: no fmt, which
+// nvcc chokes on.
 #pragma once
 
 #include <cuda_runtime_api.h>

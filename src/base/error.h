@@ -59,7 +59,8 @@ class DataError : public Error {
 /// A CUDA call failed; carries the runtime's code. Exit code 3.
 class CudaError : public Error {
  public:
-  CudaError(int status, const std::string& message) : Error(ExitCode::kEnvironmentError, message), status_(status) {}
+  CudaError(int status, const std::string& message)
+      : Error(ExitCode::kEnvironmentError, message), status_(status) {}
   int status() const { return status_; }
 
  private:

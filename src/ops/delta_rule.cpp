@@ -123,7 +123,9 @@ class DeltaRuleFunction : public torch::autograd::Function<DeltaRuleFunction> {
     const at::Tensor none;
     const torch::autograd::variable_list inputs = {
         q, k, v, beta, write_key.value_or(none), log_decay.value_or(none), initial_state.value_or(none)};
-    const Forward result = forward_aten(normalized(inputs, *settings).problem, settings->keep);
+    const NormalizedProblem given = normalized(inputs, *settings);
+    const auto run = given.problem.on_cpu_path() ? forward_cpu : forward_aten;
+    const Forward result = run(given.problem, settings->keep);
     ctx->set_materialize_grads(false);
     torch::autograd::variable_list saved = inputs;
     saved.insert(saved.end(), {result.inverse, result.error, result.states});
@@ -140,7 +142,8 @@ class DeltaRuleFunction : public torch::autograd::Function<DeltaRuleFunction> {
     const NormalizedProblem given = normalized(saved, static_cast<const Settings&>(*capsule));
     const Forward kept{
         .o = {}, .final_state = {}, .inverse = saved[7], .error = saved[8], .states = saved[9]};
-    const Gradients grads = backward_aten(given.problem, kept, upstream[0], upstream[1]);
+    const auto run = given.problem.on_cpu_path() ? backward_cpu : backward_aten;
+    const Gradients grads = run(given.problem, kept, upstream[0], upstream[1]);
     const at::ScalarType type = saved[0].scalar_type();
     const auto through_norm = [type](const at::Tensor& d_y, const at::Tensor& y, const at::Tensor& rstd) {
       return rstd.defined() ? l2_norm_backward(d_y, y, rstd) : d_y.to(type);

@@ -24,13 +24,14 @@ struct Problem {
   int64_t heads_per_key() const { return v.size(1) / k.size(1); }
   bool scalar_decay() const { return log_decay.defined() && log_decay.dim() == 2; }
   bool channel_decay() const { return log_decay.defined() && log_decay.dim() == 3; }
+  bool on_cpu_path() const { return v.is_cpu() && !channel_decay(); }
 };
 
 struct Forward {
   at::Tensor o;            // [N, HV, V] dtype of v
   at::Tensor final_state;  // [S, HV, K, V] accumulation dtype
   // For the backward of the same implementation only; empty unless asked for.
-  at::Tensor inverse;  // T' of every chunk
+  at::Tensor inverse;  // T' of every chunk; undefined on the CPU path, which solves instead
   at::Tensor error;    // E of every chunk
   at::Tensor states;   // state before every chunk
 };
@@ -55,6 +56,10 @@ Problem checked(const DeltaRuleArgs& args);
 Forward forward_aten(const Problem& problem, bool keep);
 Gradients backward_aten(const Problem& problem, const Forward& kept, const at::Tensor& d_o,
                         const at::Tensor& d_final);
+/// On the CPU, for problems without decay or with scalar decay.
+Forward forward_cpu(const Problem& problem, bool keep);
+Gradients backward_cpu(const Problem& problem, const Forward& kept, const at::Tensor& d_o,
+                       const at::Tensor& d_final);
 
 /// The chunk length of the ATen form: a power of two of at most `largest`, no longer than the longest
 /// sequence needs.

@@ -29,7 +29,7 @@ struct Options {
 };
 
 constexpr const char* kHelp =
-    "Examples:\n"
+    "Example:\n"
     "  osdn prepare configs/quickstart.yaml\n"
     "  osdn prepare --builtin --megabytes 4 --vocab-size 2000 --validation-fraction 0.05 --output shards\n"
     "  osdn prepare --input 'corpus/*.jsonl' --text-key text --vocab-size 32000 --output shards\n"

@@ -87,6 +87,10 @@ void add_tokenizer(CLI::App& root) {
   const auto options = std::make_shared<tokenizer_detail::Options>();
   CLI::App* command = root.add_subcommand("tokenizer", "Train a tokenizer, or use one on text");
   command->require_subcommand(1);
+  command->footer(
+      "Example:\n  osdn tokenizer train --builtin --vocab-size 2000 --output tokenizer.model\n"
+      "  osdn tokenizer encode tokenizer.model --text 'Mara lives in Tolver.'\n"
+      "  osdn tokenizer decode tokenizer.model 314 15 92");
 
   CLI::App* train =
       command->add_subcommand("train", "Train a sentencepiece model that any valid UTF-8 survives");

@@ -133,14 +133,4 @@ void validate(const Config& config) {
     throw UserError("{}: {}", problem->key, problem->text);
 }
 
-void validate_for_training(const Config& config) {
-  validate(config);
-  if (config.run.name.empty())
-    throw UserError("run.name: value missing: expected the name of the run's directory (training needs it)");
-  if (config.data.train.empty())
-    throw UserError(
-        "data.train: value missing: expected a list of shards (training needs it; `osdn prepare` makes "
-        "them)");
-}
-
 }  // namespace osdn::config

@@ -174,7 +174,4 @@ double max_beta(const Model& model);
 /// sequence). Throws UserError whose text starts with the dotted key.
 void validate(const Config& config);
 
-/// As validate, and what training needs beyond it: a name and shards. Same form of error.
-void validate_for_training(const Config& config);
-
 }  // namespace osdn::config

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "config/detail/schema.h"
 #include "config/yaml.h"
@@ -20,10 +19,6 @@ std::string one_line_osdn(const Config& config) {
     if (field.section == "model.osdn")
       text += fmt::format("{}{}: {}", text.empty() ? "" : ", ", field.name, field.write(config));
   return "{" + text + "}";
-}
-
-void make_absolute(std::string& path, const std::filesystem::path& base) {
-  path = (base / path).lexically_normal().string();
 }
 
 }  // namespace
@@ -56,20 +51,6 @@ std::vector<std::string> differences(const Config& a, const Config& b) {
     if (before != after) lines.push_back(fmt::format("{}: {} -> {}", field.key, before, after));
   }
   return lines;
-}
-
-Config with_absolute_paths(const Config& config, const std::string& working_directory) {
-  const std::filesystem::path base(working_directory);
-  Config result = config;
-  make_absolute(result.run.directory, base);
-  if (result.run.init_from) make_absolute(*result.run.init_from, base);
-  for (WeightedSource& source : result.data.train) make_absolute(source.path, base);
-  for (std::string& path : result.data.validation) make_absolute(path, base);
-  if (result.data.tokenizer) make_absolute(*result.data.tokenizer, base);
-  for (std::string& path : result.prepare.input) make_absolute(path, base);
-  make_absolute(result.prepare.output, base);
-  if (result.prepare.tokenizer_model) make_absolute(*result.prepare.tokenizer_model, base);
-  return result;
 }
 
 }  // namespace osdn::config

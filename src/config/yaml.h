@@ -24,10 +24,6 @@ std::string dump(const Config& config);
 /// Dotted keys whose values differ, as "key: a -> b".
 std::vector<std::string> differences(const Config& a, const Config& b);
 
-/// The configuration with every path absolute (lexically, globs untouched). What a run stores, so that a
-/// resume from another directory finds the same files.
-Config with_absolute_paths(const Config& config, const std::string& working_directory);
-
 /// docs/config.md: every key, type, default, meaning.
 std::string reference_page();
 

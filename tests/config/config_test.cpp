@@ -20,15 +20,7 @@ TEST_CASE("the SwiGLU width follows the peer's rule", "[config]") {
   CHECK(intermediate_size(model) == 300);
 }
 
-TEST_CASE("the default configuration is valid and lacks only what training needs", "[config]") {
-  Config config;
-  CHECK(validation_error(config).empty());
-  CHECK_THROWS_AS(validate_for_training(config), UserError);
-  config.run.name = "a";
-  CHECK_THROWS_AS(validate_for_training(config), UserError);
-  config.data.train = {{"a.h5", 1.0}};
-  validate_for_training(config);
-}
+TEST_CASE("the default configuration is valid", "[config]") { CHECK(validation_error(Config{}).empty()); }
 
 TEST_CASE("impossible combinations are refused by key", "[config]") {
   const auto error_of = [](auto change) {

@@ -103,7 +103,8 @@ TEST_CASE("the configurations that ship load and follow the published recipe", "
       const std::string path = std::string(OSDN_SOURCE_DIR) + "/configs/" + variant + "_" + size + ".yaml";
       INFO(path);
       const Config config = load(path, {});
-      validate_for_training(config);
+      CHECK(config.data.train.size() == 1);
+      CHECK(config.data.validation.size() == 1);
       std::string name = variant + "-" + size;
       std::replace(name.begin(), name.end(), '_', '-');
       CHECK(config.run.name == name);

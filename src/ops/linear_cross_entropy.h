@@ -10,13 +10,14 @@ namespace osdn::ops {
 inline constexpr int64_t kIgnoreTarget = -100;
 
 /// x [N, D]; weight [V, D]; targets [N] int64 in [0, V) or kIgnoreTarget.
-/// Returns the SUM of the target losses as a scalar, fp32 (float64 for float64). The caller divides by the number of
-/// targets of the global batch. Differentiable in x and weight. Throws UserError for a target outside [0, V) on CPU
-/// (on CUDA such a target is a device-side assert of the caller's data check).
+/// Returns the SUM of the target losses as a scalar, fp32 (float64 for float64). The caller divides by the
+/// number of targets of the global batch. Differentiable in x and weight. Throws UserError for a target
+/// outside [0, V) on CPU (on CUDA such a target is a device-side assert of the caller's data check).
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Weight& weight, const at::Tensor& targets);
 
 /// Loss of every row without reduction and without gradient: [N] fp32, 0 for ignored targets. For evaluation.
-at::Tensor linear_cross_entropy_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets);
+at::Tensor linear_cross_entropy_rows(const at::Tensor& x, const at::Tensor& weight,
+                                     const at::Tensor& targets);
 
 /// Full logits, log-softmax: differentiable by autograd; sum of the target losses.
 at::Tensor linear_cross_entropy_ref(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets);

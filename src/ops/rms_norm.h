@@ -1,5 +1,5 @@
-// RMS normalisation over the last dimension, plain, gated, and fused with the residual sum (docs/ops/rms_norm.md).
-// Statistics, weight and gate in fp32 (float64 for float64), one rounding at the end.
+// RMS normalisation over the last dimension, plain, gated, and fused with the residual sum
+// (docs/ops/rms_norm.md). Statistics, weight and gate in fp32 (float64 for float64), one rounding at the end.
 #pragma once
 
 #include "tensor/fwd.h"
@@ -16,8 +16,8 @@ at::Tensor rms_norm_ref(const at::Tensor& x, const at::Tensor& weight, double ep
 /// y = rms_norm(x, w) * act(gate).  gate has the shape of x. Differentiable in x, gate and weight.
 at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& gate, const Weight& weight, double eps,
                           GateActivation activation);
-at::Tensor gated_rms_norm_ref(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double eps,
-                              GateActivation activation);
+at::Tensor gated_rms_norm_ref(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
+                              double eps, GateActivation activation);
 
 struct AddRmsNormOutput {
   at::Tensor sum;         // [..., D] branch + residual, rounded to their dtype: the new residual
@@ -25,8 +25,9 @@ struct AddRmsNormOutput {
 };
 
 /// The post-mixer step of a block: normalises the fp32 sum before it is rounded. Differentiable in all three.
-AddRmsNormOutput add_rms_norm(const at::Tensor& branch, const at::Tensor& residual, const Weight& weight, double eps);
-AddRmsNormOutput add_rms_norm_ref(const at::Tensor& branch, const at::Tensor& residual, const at::Tensor& weight,
-                                  double eps);
+AddRmsNormOutput add_rms_norm(const at::Tensor& branch, const at::Tensor& residual, const Weight& weight,
+                              double eps);
+AddRmsNormOutput add_rms_norm_ref(const at::Tensor& branch, const at::Tensor& residual,
+                                  const at::Tensor& weight, double eps);
 
 }  // namespace osdn::ops

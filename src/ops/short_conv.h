@@ -1,5 +1,6 @@
 // Depthwise causal convolution of the projections, with SiLU, document resets and carried history
-// (docs/ops/short_conv.md):  y[t, c] = silu(sum_j w[c, j] x[t - (W-1) + j, c]), x = 0 (or the history) left of the start.
+// (docs/ops/short_conv.md):  y[t, c] = silu(sum_j w[c, j] x[t - (W-1) + j, c]), x = 0 (or the history) left
+// of the start.
 #pragma once
 
 #include "ops/sequences.h"
@@ -10,9 +11,10 @@ namespace osdn::ops {
 
 // N: packed tokens; S: sequences; D: channels; W: taps.
 struct ShortConvArgs {
-  at::Tensor x;              // [N, D] float64, float32 or bf16
-  Weight weight;             // [D, 1, W]; w[:, 0, W-1] multiplies the current token
-  at::Tensor initial_state;  // [S, D, W] dtype of x: slot j holds x[-W + j]; undefined: zeros. Slot 0 is never read
+  at::Tensor x;   // [N, D] float64, float32 or bf16
+  Weight weight;  // [D, 1, W]; w[:, 0, W-1] multiplies the current token
+  at::Tensor
+      initial_state;  // [S, D, W] dtype of x: slot j holds x[-W + j]; undefined: zeros. Slot 0 is never read
   SequencesPtr sequences;
   bool silu = true;
 };

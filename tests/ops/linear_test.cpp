@@ -135,8 +135,8 @@ TEST_CASE("linear on CUDA equals the reference and accumulates in fp32 into the 
   const at::Tensor dy = normal({4096, 32}, 3).to(at::kCUDA, at::kBFloat16);
   const at::Tensor sink = at::zeros({32, 64}, x.options().dtype(at::kFloat));
   for (int pass = 0; pass < 2; ++pass) ops::linear(x, {w, sink}).backward(dy);
-  check_close("sink", sink, 2 * dy.to(at::kDouble).t().mm(x.to(at::kDouble)),
-              1e-6);  // fp32 products and sums
+  // fp32 sums of 4096 products, which tensor cores truncate as they go; one rounding to bf16 would cost 2e-3.
+  check_close("sink", sink, 2 * dy.to(at::kDouble).t().mm(x.to(at::kDouble)), 1e-5);
 }
 
 }  // namespace osdn::test::linear_test

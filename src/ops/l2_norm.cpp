@@ -65,11 +65,6 @@ at::Tensor l2_norm(const at::Tensor& x) {
   return l2_norm_detail::L2NormFunction::apply(x);
 }
 
-at::Tensor l2_norm_ref(const at::Tensor& x) {
-  const at::Tensor wide = x.to(accumulation_type(x.scalar_type()));  // [..., D]
-  return (wide * at::rsqrt(wide.square().sum(-1, true) + kL2NormEps)).to(x.scalar_type());
-}
-
 L2NormForward l2_norm_forward(const at::Tensor& x) {
   OSDN_ASSERT(x.dim() > 0, "l2_norm of a scalar");
   const at::Tensor wide = x.to(accumulation_type(x.scalar_type()));  // [..., D]

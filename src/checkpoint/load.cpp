@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "base/error.h"
@@ -46,6 +47,21 @@ std::vector<NamedTensor> to_weights(const std::string& path, SafetensorsFile con
     weights.push_back({name, std::move(tensor)});
   }
   return weights;
+}
+
+/// Says so when `latest` names something else than what is used: after a kill between the two renames, or by
+/// hand.
+void compare_latest(const std::string& checkpoints_directory, const std::string& used) {
+  const std::string path = checkpoints_directory + "/" + kLatestFile;
+  std::error_code failure;
+  if (std::filesystem::is_symlink(path, failure) && !std::filesystem::exists(path, failure)) {
+    log::warning("{}: a link to nothing; ignored", path);
+    return;
+  }
+  if (!std::filesystem::is_regular_file(path, failure)) return;
+  std::string named = read_file(path);
+  named.erase(named.find_last_not_of("\r\n ") + 1);
+  if (named != used) log::warning("{}: names {}, the newest intact checkpoint is {}", path, named, used);
 }
 
 }  // namespace load_detail
@@ -103,6 +119,7 @@ std::optional<Loaded> load_newest(const std::string& checkpoints_directory, Left
       // Weights alone cannot be resumed from; the manifest says so before gigabytes are read.
       if (read_manifest(directory).num_optimizer_shards > 0) {
         Loaded loaded = load(directory);
+        load_detail::compare_latest(checkpoints_directory, entry->name);
         loaded.skipped = std::move(skipped);
         return loaded;
       }

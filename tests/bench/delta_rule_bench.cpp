@@ -68,7 +68,7 @@ double delta_rule_error(const ops::DeltaRuleArgs& args, int64_t length) {
 std::vector<Case> delta_rule_cases(at::Device device) {
   const bool on_device = device.is_cuda();
   const DeltaRuleShape shape = on_device ? DeltaRuleShape{.B = 16, .T = 2048, .H = 8, .K = 128, .V = 128}
-                                         : DeltaRuleShape{.B = 16, .T = 256, .H = 4, .K = 48, .V = 48};
+                                         : DeltaRuleShape{.B = 8, .T = 256, .H = 3, .K = 64, .V = 64};
   const at::ScalarType dtype = on_device ? at::kBFloat16 : at::kFloat;
   std::vector<Case> cases;
   for (const DeltaRuleDecay decay :

@@ -12,10 +12,10 @@ namespace {
 
 std::vector<Case> precond_scan_cases(at::Device device) {
   const bool on_device = device.is_cuda();
-  const int64_t B = 16;
+  const int64_t B = on_device ? 16 : 8;
   const int64_t T = on_device ? 2048 : 256;
-  const int64_t H = on_device ? 8 : 4;
-  const int64_t K = on_device ? 128 : 48;
+  const int64_t H = on_device ? 8 : 3;
+  const int64_t K = on_device ? 128 : 64;
   const at::ScalarType dtype = on_device ? at::kBFloat16 : at::kFloat;
   std::vector<Case> cases;
   for (const bool retention : {false, true}) {

@@ -207,7 +207,7 @@ TEST_CASE("delta_rule accepts expanded, sliced and transposed upstream gradients
 
 TEST_CASE("tiny decay factors stay finite and exact, forward and backward", "[delta_rule]") {
   const Decay decay = GENERATE(Decay::kScalar, Decay::kChannel);
-  const int pattern = GENERATE(0, 1, 2);
+  const int pattern = GENERATE(0, 1, 2, 3);
   CAPTURE(to_string(decay), pattern);
   DeltaRuleArgs args =
       make({.offsets = {0, 64}, .H = 1, .HV = 1, .K = 64, .V = 64, .decay = decay, .dtype = at::kFloat});
@@ -215,6 +215,7 @@ TEST_CASE("tiny decay factors stay finite and exact, forward and backward", "[de
   if (pattern == 0) log_decay.fill_(std::log(1e-12));
   if (pattern == 1) log_decay.narrow(0, 20, 21).fill_(std::log(1e-12));
   if (pattern == 2) log_decay.masked_fill_(at::rand_like(log_decay) < 0.3, -1000);
+  if (pattern == 3) log_decay.narrow(0, 30, 3).fill_(-std::numeric_limits<double>::infinity());
   args.log_decay = log_decay.set_requires_grad(true);
   args.beta = at::full_like(args.beta, 0.5).detach().set_requires_grad(true);
   const DeltaRuleArgs exact = to_double(args);
@@ -414,9 +415,10 @@ TEST_CASE("delta_rule in float32 and bf16 stays near float64", "[delta_rule]") {
   check_equal(run(delta_rule, args), run(delta_rule_ref, to_double(args)), dtype == at::kFloat ? 1e-5 : 1e-2);
 }
 
-TEST_CASE("the same call of delta_rule gives the same bits", "[delta_rule]") {
+TEST_CASE("the same call of delta_rule gives the same bits, on its CPU path with any number of threads",
+          "[delta_rule]") {
   const Decay decay = GENERATE(Decay::kNone, Decay::kScalar, Decay::kChannel);
-  const DeltaRuleArgs args = make({.offsets = {0, 100, 333},
+  const DeltaRuleArgs args = make({.offsets = {0, 100, 101, 333},
                                    .H = 2,
                                    .HV = 4,
                                    .K = 16,
@@ -425,10 +427,26 @@ TEST_CASE("the same call of delta_rule gives the same bits", "[delta_rule]") {
                                    .write_key = true,
                                    .initial_state = true,
                                    .dtype = at::kFloat});
+  const int threads = at::get_num_threads();
+  if (decay != Decay::kChannel) at::set_num_threads(1);
   const Result first = run(delta_rule, args);
+  if (decay != Decay::kChannel) at::set_num_threads(3);
   const Result again = run(delta_rule, args);
+  at::set_num_threads(threads);
   CHECK(at::equal(first.o, again.o));
+  CHECK(at::equal(first.final_state, again.final_state));
   for (const auto& [name, gradient] : first.gradients) CHECK(at::equal(gradient, again.gradients.at(name)));
+}
+
+TEST_CASE("positions beyond 65,536 are computed like all others", "[delta_rule]") {
+  constexpr int64_t T = 65537;
+  const DeltaRuleArgs args = make({.offsets = {0, T}, .H = 1, .HV = 1, .K = 4, .V = 4, .dtype = at::kFloat});
+  const at::NoGradGuard no_grad;
+  const DeltaRuleOutput whole = delta_rule(args);
+  DeltaRuleArgs tail = only(args, T - 64, 64, 0);
+  tail.initial_state = delta_rule(only(args, 0, T - 64, 0)).final_state;
+  // The same tokens in other chunks: float32 rounding.
+  check_close("o", delta_rule(tail).o, whole.o.narrow(0, T - 64, 64), 1e-5);
 }
 
 TEST_CASE("arguments that do not fit delta_rule are refused by name", "[delta_rule]") {

@@ -8,6 +8,10 @@
 
 namespace osdn::ops::delta_rule_detail {
 
+/// Smaller log-decays count as this one: their factor is 0 all the same, but differences with minus infinity
+/// are NaN.
+inline constexpr double kSmallestLogDecay = -1e5;
+
 // N, S, H, HV, K, V as in ops/delta_rule.h.
 struct Problem {
   at::Tensor q;              // [N, H, K] normalised

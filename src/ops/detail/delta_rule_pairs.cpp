@@ -39,7 +39,7 @@ PairDecay::PairDecay(const at::Tensor& log_decay, at::ScalarType dtype) : dtype_
   if (!log_decay.defined()) return;
   kind_ = log_decay.size(2) == 1 ? Kind::kScalar : Kind::kChannel;
   const int64_t C = log_decay.size(1);
-  sums_ = log_decay.to(at::kDouble).cumsum(1);
+  sums_ = log_decay.to(at::kDouble).clamp_min(kSmallestLogDecay).cumsum(1);
   const at::Tensor last = sums_.narrow(1, C - 1, 1);  // [B, 1, 1 or K]: padding slots have log-decay 0
   from_start = sums_.to(dtype).exp();
   to_end = (last - sums_).to(dtype).exp();

@@ -1,8 +1,11 @@
-// The preconditioner scan by hand in ATen, all sequences advancing together in the time-major token order:
-// the path of CUDA (docs/ops/precond_scan.md, eq. 1-12). What does not depend on d is computed for all tokens
-// at once.
+// The preconditioner scan of CUDA (docs/ops/precond_scan.md, eq. 1-12). What does not depend on d is computed
+// for all tokens at once in ATen; the scan itself runs in kernels/precond_scan.h, or, in float64 and for keys
+// wider than the kernel takes, token by token in ATen with all sequences advancing together in the time-major
+// order.
+#include "kernels/precond_scan.h"
 #include "ops/detail/precond_scan.h"
 #include "ops/detail/residual_terms.h"
+#include "tensor/device.h"
 #include "tensor/torch.h"
 
 namespace osdn::ops::precond_scan_detail {
@@ -55,19 +58,62 @@ void dot_out(at::Tensor out, const at::Tensor& a, const at::Tensor& b) {
   at::bmm_out(flat, a.view({pairs, 1, K}), b.view({pairs, K, 1}));
 }
 
+bool has_kernel(const InOrder& in) {
+  return in.key.is_cuda() && in.key.scalar_type() == at::kFloat && in.K <= kernels::kPrecondScanMaxKeySize;
+}
+
+kernels::PrecondScanShape kernel_shape(const Problem& problem, const InOrder& in) {
+  return {.offsets = problem.sequences->offsets().data_ptr<int64_t>(),
+          .rows = in.table.scatter.data_ptr<int64_t>(),
+          .num_sequences = problem.sequences->num_sequences(),
+          .num_heads = static_cast<int>(in.HV),
+          .key_size = static_cast<int>(in.K)};
+}
+
 at::Tensor first_d(const Problem& problem) {  // [S, HV, K] in the order of the sequences
   return problem.initial.dim() == 3 ? problem.initial
                                     : problem.initial.expand({problem.sequences->num_sequences(), -1, -1});
 }
 
-}  // namespace
+// What the scan leaves behind, rows in its order.
+struct Scanned {
+  at::Tensor d;        // [N, HV, K] used at each token
+  at::Tensor inside;   // [N, HV, K] bool, the clip was inactive
+  at::Tensor s;        // [N, HV, 1]
+  at::Tensor final_d;  // [S, HV, K]
+};
 
-Forward forward_aten(const Problem& problem, bool keep, bool collect_statistics) {
-  const InOrder in(problem);
+Scanned scan_in_kernel(const Problem& problem, const InOrder& in) {
+  const at::Tensor gain = in.gain();
+  const at::Tensor feedback = in.feedback();
+  const at::Tensor initial = first_d(problem).contiguous();
+  Scanned out{.d = at::empty_like(in.key),
+              .inside = at::empty(in.key.sizes(), in.key.options().dtype(at::kBool)),
+              .s = at::empty_like(in.beta),
+              .final_d = at::empty_like(initial)};
+  kernels::launch({.shape = kernel_shape(problem, in),
+                   .key = in.key.data_ptr<float>(),
+                   .gain = gain.data_ptr<float>(),
+                   .feedback = feedback.data_ptr<float>(),
+                   .retention = in.retention.defined() ? in.retention.data_ptr<float>() : nullptr,
+                   .initial = initial.data_ptr<float>(),
+                   .d = out.d.data_ptr<float>(),
+                   .s = out.s.data_ptr<float>(),
+                   .inside = out.inside.data_ptr<bool>(),
+                   .final_d = out.final_d.data_ptr<float>(),
+                   .box_min = static_cast<float>(problem.options.box_min),
+                   .box_max = static_cast<float>(problem.options.box_max),
+                   .channel_retention = problem.channel_retention(),
+                   .anchored = problem.options.anchored},
+                  current_stream());
+  return out;
+}
+
+Scanned scan_in_aten(const Problem& problem, const InOrder& in) {
   const PrecondScanOptions& options = problem.options;
   const at::Tensor gain = in.gain();
   const at::Tensor feedback = in.feedback();
-  const at::Tensor d = at::empty_like(in.key);         // [N, HV, K] d used at each token
+  const at::Tensor d = at::empty_like(in.key);         // [N, HV, K]
   const at::Tensor proposed = at::empty_like(in.key);  // [N, HV, K] the next d before the clip
   const at::Tensor s = at::empty_like(in.beta);        // [N, HV, 1]
   const at::Tensor step = at::empty_like(in.beta);     // [N, HV, 1]
@@ -97,23 +143,92 @@ Forward forward_aten(const Problem& problem, bool keep, bool collect_statistics)
     at::Tensor clipped = d.narrow(0, in.begin(t + 1), in.count(t + 1));
     at::clamp_out(clipped, next.narrow(0, 0, in.count(t + 1)), options.box_min, options.box_max);
   }
-  Forward out;
-  out.write_key = in.tokens(d * in.key);
-  out.final_d = initial.clone();
+  at::Tensor final_d = initial.clone();
   if (in.N > 0) {
     const at::Tensor& offsets = problem.sequences->offsets();                           // [S + 1]
     const at::Tensor ends = offsets.slice(0, 1);                                        // [S]
     const at::Tensor last = in.table.scatter.index_select(0, (ends - 1).clamp_min(0));  // [S]
     const at::Tensor empty = (ends == offsets.slice(0, 0, -1)).view({-1, 1, 1});        // [S, 1, 1]
-    out.final_d =
+    final_d =
         at::where(empty, initial, proposed.index_select(0, last).clamp(options.box_min, options.box_max));
   }
-  if (keep) out.kept = {d, (proposed >= options.box_min) & (proposed <= options.box_max)};
+  return {.d = d,
+          .inside = (proposed >= options.box_min) & (proposed <= options.box_max),
+          .s = s,
+          .final_d = final_d};
+}
+
+// What the reverse scan leaves behind, rows in the scan's order.
+struct ScannedBack {
+  at::Tensor lambda;   // [N, HV, K] gradient of the proposed next d
+  at::Tensor along;    // [N, HV, 1] <lambda, x>
+  at::Tensor initial;  // [S, HV, K] gradient of the first d
+};
+
+ScannedBack scan_back_in_kernel(const Problem& problem, const InOrder& in, const at::Tensor& inside,
+                                const at::Tensor& through_write, const at::Tensor& d_final) {
+  const at::Tensor feedback = in.feedback();
+  const at::Tensor last = d_final.contiguous();
+  ScannedBack out{
+      .lambda = at::empty_like(in.key), .along = at::empty_like(in.beta), .initial = at::empty_like(last)};
+  kernels::launch({.shape = kernel_shape(problem, in),
+                   .key = in.key.data_ptr<float>(),
+                   .feedback = feedback.data_ptr<float>(),
+                   .retention = in.retention.defined() ? in.retention.data_ptr<float>() : nullptr,
+                   .inside = inside.data_ptr<bool>(),
+                   .through_write = through_write.data_ptr<float>(),
+                   .d_final = last.data_ptr<float>(),
+                   .lambda = out.lambda.data_ptr<float>(),
+                   .along = out.along.data_ptr<float>(),
+                   .d_initial = out.initial.data_ptr<float>(),
+                   .channel_retention = problem.channel_retention()},
+                  current_stream());
+  return out;
+}
+
+ScannedBack scan_back_in_aten(const Problem& problem, const InOrder& in, const at::Tensor& inside,
+                              const at::Tensor& through_write, const at::Tensor& d_final) {
+  const at::Tensor feedback = in.feedback();  // [N, HV, 1]
+  const at::Tensor open = inside.to(in.key.scalar_type());
+  const at::Tensor lambda = at::empty_like(in.key);
+  const at::Tensor along = at::empty_like(in.beta);
+  const at::Tensor pull = at::empty_like(in.beta);  // [N, HV, 1]
+  const at::Tensor running =
+      d_final.index_select(0, problem.sequences->order());  // [S, HV, K] in the scan's order
+  for (int64_t t = in.steps() - 1; t >= 0; --t) {
+    const auto row = [&](const at::Tensor& tensor) { return tensor.narrow(0, in.begin(t), in.count(t)); };
+    at::Tensor state = running.narrow(0, 0, in.count(t));
+    at::Tensor now = row(lambda);
+    at::mul_out(now, state, row(open));
+    dot_out(row(along), now, row(in.x));
+    at::Tensor pull_now = row(pull);
+    at::mul_out(pull_now, row(feedback), row(along));
+    at::addcmul_out(state, row(through_write), pull_now, row(in.x), -1);
+    if (in.retention.defined())
+      state.addcmul_(row(in.retention), now);
+    else
+      state.add_(now);
+  }
+  return {.lambda = lambda,
+          .along = along,
+          .initial = running.index_select(0, problem.sequences->inverse_order())};
+}
+
+}  // namespace
+
+Forward forward_aten(const Problem& problem, bool keep, bool collect_statistics) {
+  const InOrder in(problem);
+  const PrecondScanOptions& options = problem.options;
+  const Scanned scanned = has_kernel(in) ? scan_in_kernel(problem, in) : scan_in_aten(problem, in);
+  Forward out;
+  out.write_key = in.tokens(scanned.d * in.key);
+  out.final_d = scanned.final_d;
+  if (keep) out.kept = {scanned.d, scanned.inside};
   if (collect_statistics) {
-    const at::Tensor strength = in.beta * s;                // [N, HV, 1]
+    const at::Tensor strength = in.beta * scanned.s;        // [N, HV, 1]
     const at::Tensor plain = in.beta * in.x.sum(-1, true);  // [N, HV, 1]
     out.statistics =
-        residual_terms(strength, plain, in.beta, d, options.box_min, options.box_max, in.retention);
+        residual_terms(strength, plain, in.beta, scanned.d, options.box_min, options.box_max, in.retention);
   }
   return out;
 }
@@ -122,8 +237,7 @@ Gradients backward_aten(const Problem& problem, const std::vector<at::Tensor>& k
                         const at::Tensor& d_write_key, const at::Tensor& d_final) {
   const InOrder in(problem);
   const PrecondScanOptions& options = problem.options;
-  const at::Tensor& d = kept[0];                               // [N, HV, K]
-  const at::Tensor inside = kept[1].to(in.key.scalar_type());  // [N, HV, K] 1 where the clip was inactive
+  const at::Tensor& d = kept[0];  // [N, HV, K]
   const at::Tensor up =
       d_write_key.defined() ? in.rows(d_write_key.to(in.key.scalar_type())) : at::zeros_like(d);
   const int64_t H = problem.k.size(1);
@@ -136,29 +250,14 @@ Gradients backward_aten(const Problem& problem, const std::vector<at::Tensor>& k
     grads.k = per_key_head(d_key);
     return grads;
   }
-  const at::Tensor feedback = in.feedback();         // [N, HV, 1]
-  const at::Tensor through_write = in.key * up;      // [N, HV, K]
-  const at::Tensor lambda = at::empty_like(d);       // [N, HV, K] gradient of the proposed next d
-  const at::Tensor along = at::empty_like(in.beta);  // [N, HV, 1] <lambda, x>
-  const at::Tensor pull = at::empty_like(in.beta);   // [N, HV, 1]
-  const int64_t S = problem.sequences->num_sequences();
-  const at::Tensor running =  // [S, HV, K] in the scan's order
-      d_final.defined() ? d_final.to(d.scalar_type()).index_select(0, problem.sequences->order())
-                        : at::zeros({S, in.HV, in.K}, d.options());
-  for (int64_t t = in.steps() - 1; t >= 0; --t) {
-    const auto row = [&](const at::Tensor& tensor) { return tensor.narrow(0, in.begin(t), in.count(t)); };
-    at::Tensor state = running.narrow(0, 0, in.count(t));
-    at::Tensor now = row(lambda);
-    at::mul_out(now, state, row(inside));
-    dot_out(row(along), now, row(in.x));
-    at::Tensor pull_now = row(pull);
-    at::mul_out(pull_now, row(feedback), row(along));
-    at::addcmul_out(state, row(through_write), pull_now, row(in.x), -1);
-    if (in.retention.defined())
-      state.addcmul_(row(in.retention), now);
-    else
-      state.add_(now);
-  }
+  const at::Tensor through_write = in.key * up;  // [N, HV, K]
+  const at::Tensor last =                        // [S, HV, K]
+      d_final.defined() ? d_final.to(d.scalar_type())
+                        : at::zeros({problem.sequences->num_sequences(), in.HV, in.K}, d.options());
+  const ScannedBack back = has_kernel(in) ? scan_back_in_kernel(problem, in, kept[1], through_write, last)
+                                          : scan_back_in_aten(problem, in, kept[1], through_write, last);
+  const at::Tensor& lambda = back.lambda;
+  const at::Tensor& along = back.along;
   const at::Tensor s = (d * in.x).sum(-1, true);                           // [N, HV, 1]
   const at::Tensor a = in.aware ? 1 - in.beta * s : 1 - s;                 // [N, HV, 1]
   at::Tensor d_x = a * lambda - (in.aware ? in.beta * along : along) * d;  // [N, HV, K]
@@ -172,7 +271,7 @@ Gradients backward_aten(const Problem& problem, const std::vector<at::Tensor>& k
     const at::Tensor per_channel = lambda * (options.anchored ? d - 1 : d);
     grads.retention = problem.channel_retention() ? in.tokens(per_channel) : in.tokens(per_channel.sum(-1));
   }
-  grads.initial = running.index_select(0, problem.sequences->inverse_order());
+  grads.initial = back.initial;
   return grads;
 }
 

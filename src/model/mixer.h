@@ -26,8 +26,8 @@ struct MixerState {
 /// One call of a layer.
 struct MixerCall {
   ops::SequencesPtr sequences;
-  MixerState* state = nullptr;  // read and replaced when given (decoding, carried documents); else every
-                                // sequence starts afresh and nothing is kept
+  MixerState* state = nullptr;      // read and replaced when given (decoding, carried documents); else every
+                                    // sequence starts afresh and nothing is kept
   bool collect_statistics = false;  // fill `statistics` (ops/residual_stats.h)
   at::Tensor statistics;            // [kNumResidualTerms] float64; undefined for mixers without a delta rule
 };

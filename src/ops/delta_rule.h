@@ -1,6 +1,7 @@
 // The delta rule with an independent write key (docs/ops/delta_rule.md). Per value head, state S [K, V]:
-//   S <- diag(exp g_t) S;  u = beta_t (v_t - S^T k_t);  S <- S + w_t u^T;  o_t = scale * S^T q_t          (eq. 1-3)
-// with write key w_t = k_t unless given. Covers DeltaNet (no decay), Gated DeltaNet (scalar decay) and KDA (per channel).
+//   S <- diag(exp g_t) S;  u = beta_t (v_t - S^T k_t);  S <- S + w_t u^T;  o_t = scale * S^T q_t (eq. 1-3)
+// with write key w_t = k_t unless given. Covers DeltaNet (no decay), Gated DeltaNet (scalar decay) and KDA
+// (per channel).
 #pragma once
 
 #include <optional>
@@ -10,8 +11,8 @@
 
 namespace osdn::ops {
 
-// N: packed tokens; S: sequences; H: query/key heads; HV: value heads, a multiple of H (value head h reads q/k head
-// h / (HV / H)); K, V: key and value head size.
+// N: packed tokens; S: sequences; H: query/key heads; HV: value heads, a multiple of H (value head h reads
+// q/k head h / (HV / H)); K, V: key and value head size.
 struct DeltaRuleArgs {
   at::Tensor q;              // [N, H, K] float64, float32 or bf16
   at::Tensor k;              // [N, H, K] the reading (and, without write_key, writing) key, dtype of q
@@ -22,7 +23,8 @@ struct DeltaRuleArgs {
   at::Tensor initial_state;  // [S, HV, K, V] fp32; undefined: zeros
   SequencesPtr sequences;
   std::optional<double> scale;  // of the query; absent: K^-1/2
-  bool l2_normalize = true;     // q and k are given unnormalised and are normalised inside (eps 1e-6 inside the root)
+  bool l2_normalize =
+      true;  // q and k are given unnormalised and are normalised inside (eps 1e-6 inside the root)
 };
 
 struct DeltaRuleOutput {
@@ -30,11 +32,13 @@ struct DeltaRuleOutput {
   at::Tensor final_state;  // [S, HV, K, V] fp32; the initial state for an empty sequence
 };
 
-/// Differentiable in q, k, v, beta, write_key, log_decay and initial_state, from both outputs. Hand-written backward of
-/// the chunk form. Throws UserError for shapes, dtypes and devices that do not fit. Does not synchronise the device.
+/// Differentiable in q, k, v, beta, write_key, log_decay and initial_state, from both outputs. Hand-written
+/// backward of the chunk form. Throws UserError for shapes, dtypes and devices that do not fit. Does not
+/// synchronise the device.
 DeltaRuleOutput delta_rule(const DeltaRuleArgs& args);
 
-/// The token recurrence (eq. 1-3) in plain ATen, differentiable by autograd, in the dtype of the inputs: the truth.
+/// The token recurrence (eq. 1-3) in plain ATen, differentiable by autograd, in the dtype of the inputs: the
+/// truth.
 DeltaRuleOutput delta_rule_ref(const DeltaRuleArgs& args);
 
 /// The chunk form (eq. 4-9) in plain ATen, differentiable by autograd; `chunk_size` tokens a chunk.

@@ -1,5 +1,5 @@
-// L2 normalisation over the last dimension: y = x / sqrt(sum(x^2) + 1e-6), the eps inside the root, fp32 inside and
-// rounded to the input dtype at the end (docs/ops/l2_norm.md).
+// L2 normalisation over the last dimension: y = x / sqrt(sum(x^2) + 1e-6), the eps inside the root, fp32
+// inside and rounded to the input dtype at the end (docs/ops/l2_norm.md).
 #pragma once
 
 #include "tensor/fwd.h"

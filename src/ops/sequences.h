@@ -1,5 +1,6 @@
-// How packed tokens divide into sequences (documents or windows), and the index tables the ops derive from it once a
-// batch, shared by all layers. Tokens of sequence s are rows offsets[s] .. offsets[s+1]-1 of every [N, ...] tensor.
+// How packed tokens divide into sequences (documents or windows), and the index tables the ops derive from it
+// once a batch, shared by all layers. Tokens of sequence s are rows offsets[s] .. offsets[s+1]-1 of every [N,
+// ...] tensor.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +15,21 @@ namespace osdn::ops {
 
 // S: sequences; N: tokens in all; C: chunk length; M: chunks in all.
 
-/// Chunks of at most C tokens, none crossing a sequence bound, in time-major order: first the first chunk of every
-/// non-empty sequence (longest sequence first), then the second chunks, ... so that step j of a scan over chunks works
-/// on chunks step_begin[j] .. step_begin[j+1]-1 and on the prefix of the sequences in `order`.
+/// Chunks of at most C tokens, none crossing a sequence bound, in time-major order: first the first chunk of
+/// every non-empty sequence (longest sequence first), then the second chunks, ... so that step j of a scan
+/// over chunks works on chunks step_begin[j] .. step_begin[j+1]-1 and on the prefix of the sequences in
+/// `order`.
 struct ChunkTable {
   int64_t chunk_size = 0;
-  at::Tensor gather;                // [M * C] int64: token row of each slot; N (one past the end) for padding slots
-  at::Tensor scatter;               // [N] int64: slot of each token
+  at::Tensor gather;   // [M * C] int64: token row of each slot; N (one past the end) for padding slots
+  at::Tensor scatter;  // [N] int64: slot of each token
   std::vector<int64_t> step_begin;  // [steps + 1]
 };
 
 class Sequences {
  public:
-  /// `offsets`: S + 1 ascending values, first 0; equal neighbours are empty sequences. Throws UserError otherwise.
+  /// `offsets`: S + 1 ascending values, first 0; equal neighbours are empty sequences. Throws UserError
+  /// otherwise.
   static std::shared_ptr<const Sequences> make(std::vector<int64_t> offsets, at::Device device);
   /// `num` sequences of `length` tokens each.
   static std::shared_ptr<const Sequences> equal(int64_t num, int64_t length, at::Device device);
@@ -35,14 +38,15 @@ class Sequences {
   int64_t num_tokens() const { return host_.back(); }
   int64_t max_length() const { return max_length_; }
   const std::vector<int64_t>& host_offsets() const { return host_; }  // [S + 1]
-  const at::Tensor& offsets() const { return device_offsets_; }      // [S + 1] int64, on the device
+  const at::Tensor& offsets() const { return device_offsets_; }       // [S + 1] int64, on the device
 
-  /// Sequences by falling length (stable), as rows of an [S, ...] state tensor: [S] int64 on the device. The scans work
-  /// on states in this order.
+  /// Sequences by falling length (stable), as rows of an [S, ...] state tensor: [S] int64 on the device. The
+  /// scans work on states in this order.
   const at::Tensor& order() const { return order_; }
   const at::Tensor& inverse_order() const { return inverse_order_; }  // [S]
 
-  /// The table for a chunk length; made at the first request, then shared. chunk_size 1 gives the token-by-token order.
+  /// The table for a chunk length; made at the first request, then shared. chunk_size 1 gives the
+  /// token-by-token order.
   const ChunkTable& chunks(int64_t chunk_size) const;
 
  private:

@@ -105,7 +105,7 @@ class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossE
     const at::Tensor& targets = saved[2];      // [N]
     const at::Tensor& log_sum_exp = saved[3];  // [N]
     const at::Tensor sink = ctx->saved_data["sink"].toTensor();
-    const at::Tensor scale = gradients[0];
+    const at::Tensor& scale = gradients[0];
     const bool needs_x = ctx->needs_input_grad(0);
     const bool needs_weight = sink.defined() || ctx->needs_input_grad(1);
     at::Tensor dw = sink;  // [V, D]

@@ -48,7 +48,7 @@ at::Tensor rows_to_slots(const at::Tensor& rows, int64_t num_sequences, int64_t 
 }
 
 at::Tensor long_array(const Inputs& in, const Layout& layout) {
-  const at::Tensor rows = at::zeros({layout.num_rows, in.x.size(1)}, in.x.options());  // [E, D]
+  at::Tensor rows = at::zeros({layout.num_rows, in.x.size(1)}, in.x.options());  // [E, D]
   rows.index_copy_(0, layout.token_row, in.x);
   if (in.history.defined()) rows.index_copy_(0, layout.history_row, slots_to_rows(in.history));
   return rows;

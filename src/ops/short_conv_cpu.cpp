@@ -190,7 +190,7 @@ at::Tensor backward_taps(const Inputs& in, const T* dy, T* dsum) {
       }
     });
   });
-  const at::Tensor dtaps = at::zeros({num_taps, width}, in.x.options());
+  at::Tensor dtaps = at::zeros({num_taps, width}, in.x.options());
   T* total = dtaps.mutable_data_ptr<T>();
   for (int64_t task = 0; task < tasks; ++task)
     for (int64_t i = 0; i < num_taps * width; ++i) total[i] += sums[task * num_taps * width + i];

@@ -30,7 +30,7 @@ template <typename T>
 at::Tensor forward_rows(const at::Tensor& gate_up) {
   const int64_t num_rows = gate_up.size(0);
   const int64_t width = gate_up.size(1) / 2;
-  const at::Tensor z = at::empty({num_rows, width}, gate_up.options());
+  at::Tensor z = at::empty({num_rows, width}, gate_up.options());
   const T* in = gate_up.const_data_ptr<T>();  // [N, 2 * I]
   T* out = z.mutable_data_ptr<T>();           // [N, I]
   at::parallel_for(0, num_rows, kRowsPerTask, [=](int64_t begin, int64_t end) {
@@ -48,7 +48,7 @@ template <typename T>
 at::Tensor backward_rows(const at::Tensor& gate_up, const at::Tensor& dz) {
   const int64_t num_rows = gate_up.size(0);
   const int64_t width = gate_up.size(1) / 2;
-  const at::Tensor dgate_up = at::empty_like(gate_up);
+  at::Tensor dgate_up = at::empty_like(gate_up);
   const T* in = gate_up.const_data_ptr<T>();   // [N, 2 * I]
   const T* upstream = dz.const_data_ptr<T>();  // [N, I]
   T* out = dgate_up.mutable_data_ptr<T>();     // [N, 2 * I]

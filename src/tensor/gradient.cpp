@@ -74,8 +74,8 @@ at::Tensor deliver_gradient(const at::Tensor& sink, const at::Tensor& gradient, 
 at::Tensor sum_rows(const at::Tensor& rows) {
   const at::ScalarType type = accumulation_type(rows.scalar_type());
   if (!rows.is_cpu()) return at::sum(rows, {0}, false, type);
-  const at::Tensor x = rows.to(type).contiguous();             // [N, D]
-  const at::Tensor sum = at::empty({x.size(1)}, x.options());  // [D]
+  const at::Tensor x = rows.to(type).contiguous();       // [N, D]
+  at::Tensor sum = at::empty({x.size(1)}, x.options());  // [D]
   if (type == at::kDouble)
     sum_rows_cpu(x.const_data_ptr<double>(), x.size(0), x.size(1), sum.mutable_data_ptr<double>());
   else

@@ -37,9 +37,11 @@ TEST_CASE("the slope of silu is its derivative", "[simd_math]") {
 }
 
 TEST_CASE("the sum in lanes covers every length", "[simd_math]") {
-  for (int64_t n = 0; n < 70; ++n)
+  for (int64_t n = 0; n < 70; ++n) {
+    const int64_t twice = n * (n + 1);
     CHECK(simd::sum<double>(n, [](int64_t i) { return static_cast<double>(i + 1); }) ==
-          static_cast<double>(n * (n + 1) / 2));
+          static_cast<double>(twice) / 2);
+  }
 }
 
 }  // namespace osdn::test::simd_math_test

@@ -49,38 +49,6 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
   }
 };
 
-// One weight for several that lie one behind the other; undefined where they do not.
-at::Tensor adjacent_union(const std::vector<at::Tensor>& parts) {
-  int64_t rows = 0;
-  const char* end = static_cast<const char*>(parts.front().const_data_ptr());
-  for (const at::Tensor& part : parts) {
-    if (!part.is_contiguous() || part.const_data_ptr() != end) return {};
-    if (part.scalar_type() != parts.front().scalar_type()) return {};
-    end += part.nbytes();
-    rows += part.size(0);
-  }
-  // The deleter's copies keep the memory alive as long as the union.
-  return at::from_blob(
-      const_cast<void*>(parts.front().const_data_ptr()), {rows, parts.front().size(1)}, [parts](void*) {},
-      parts.front().options());
-}
-
-Weight adjacent_union(const std::vector<Weight>& weights) {
-  std::vector<at::Tensor> values;
-  std::vector<at::Tensor> sinks;
-  for (const Weight& weight : weights) {
-    // A gradient that autograd must hand to each value cannot pass through memory that aliases them.
-    if (weight.value.requires_grad()) return {};
-    values.push_back(weight.value);
-    if (weight.sink.defined()) sinks.push_back(weight.sink);
-  }
-  if (!sinks.empty() && sinks.size() != values.size()) return {};
-  Weight joined{.value = adjacent_union(values), .sink = {}};
-  if (!joined.value.defined() || sinks.empty()) return joined;
-  joined.sink = adjacent_union(sinks);
-  return joined.sink.defined() ? joined : Weight{};
-}
-
 }  // namespace
 
 void add_outer_product(const at::Tensor& sink, const at::Tensor& dy, const at::Tensor& x) {
@@ -105,19 +73,6 @@ at::Tensor linear(const at::Tensor& x, const Weight& weight, const Weight& bias)
   const at::Tensor anchor = gradient_anchor(weight.sink.defined() ? weight : bias);
   return LinearFunction::apply(x, weight.value, optional_input(bias.value), optional_input(anchor), weight,
                                bias);
-}
-
-at::Tensor linear_group(const at::Tensor& x, const std::vector<Weight>& weights) {
-  check_shape("linear", "x", x, {-1, -1});
-  if (weights.empty()) throw UserError("linear: weights: expected at least one weight, got none");
-  for (const Weight& weight : weights)
-    check_weight("linear", "weights", weight, {-1, x.size(1)}, {x.scalar_type()}, x);
-  const Weight joined = adjacent_union(weights);
-  if (joined.defined()) return linear(x, joined);
-  std::vector<at::Tensor> columns;
-  columns.reserve(weights.size());
-  for (const Weight& weight : weights) columns.push_back(linear(x, weight));
-  return at::cat(columns, 1);
 }
 
 }  // namespace osdn::ops

@@ -2,19 +2,14 @@
 // gradient GEMM writes fp32 into the sink; on CPU it is computed, cast and added.
 #pragma once
 
-#include <vector>
-
 #include "tensor/fwd.h"
 #include "tensor/weight.h"
 
 namespace osdn::ops {
 
 /// x [N, D_in]; weight [D_out, D_in]; bias [D_out] or undefined. Returns [N, D_out] in the dtype of x.
+/// Several projections of one input: join() their weights (tensor/weight.h).
 at::Tensor linear(const at::Tensor& x, const Weight& weight, const Weight& bias = {});
-
-/// One projection by several weights: y = x [W_0; W_1; ...]^T, columns in that order. Where the values are
-/// adjacent in memory (the arena keeps such groups together) one GEMM computes all. Returns [N, sum D_out].
-at::Tensor linear_group(const at::Tensor& x, const std::vector<Weight>& weights);
 
 /// sink += dy^T x, the product in the dtype of the sink: [D_out, D_in] += [N, D_out]^T [N, D_in]. No
 /// autograd. For ops that contain a projection.

@@ -55,6 +55,7 @@ class Trainer {
   void write(const metrics::StepRecord& record);
   void save();
 
+  SignalGuard signals_;  // first: a signal during set-up is honoured after the first step
   config::Config config_;
   RunDirectory directory_;
   std::unique_ptr<dist::Communicator> communicator_;
@@ -299,7 +300,6 @@ ExitCode Trainer::run() {
     log::info("{}: all {} steps are done; raise train.steps to go on", config_.run.name, config_.train.steps);
     return ExitCode::kDone;
   }
-  const SignalGuard signals;
   metrics::Progress progress(config_.run.name, config_.train.steps, state_.step);
   while (state_.step < config_.train.steps) {
     metrics::StepRecord record = step();
@@ -309,7 +309,7 @@ ExitCode Trainer::run() {
     write(record);
     progress.update(state_.step, metrics::summary(record));
 
-    const std::optional<ExitCode> stop = signals.requested();
+    const std::optional<ExitCode> stop = signals_.requested();
     const bool minutes_up =
         config_.checkpoint.every_minutes > 0 &&
         Clock::now() - saved_at_ >= std::chrono::duration<double>(60 * config_.checkpoint.every_minutes);

@@ -31,9 +31,11 @@ void check_equals_straight_run(const RunFolder& folder) {
   CHECK(timeless_metrics(folder.run()) == timeless_metrics(straight_run().run()));
 }
 
-void wait_for(const std::string& path, std::chrono::seconds limit) {
+/// Until the run has recorded its first step.
+void wait_for_first_step(const RunFolder& folder, std::chrono::seconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
-  while (!std::filesystem::exists(path)) {
+  const std::string path = folder.run() + "/metrics.jsonl";
+  while (!std::filesystem::exists(path) || std::filesystem::file_size(path) == 0) {
     REQUIRE(std::chrono::steady_clock::now() < deadline);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -69,7 +71,7 @@ TEST_CASE("a stop by SIGTERM checkpoints, exits 143, and the rest continues bit-
   for (const auto& [signal, code] : {std::pair{SIGTERM, 143}, {SIGUSR1, 143}, {SIGINT, 130}}) {
     const RunFolder folder;
     test::Process process = folder.start_training();
-    wait_for(folder.run() + "/metrics.jsonl", std::chrono::seconds(60));
+    wait_for_first_step(folder, std::chrono::seconds(60));
     process.signal(signal);
     const test::ProcessResult result = process.wait();
     INFO(result.err);

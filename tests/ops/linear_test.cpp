@@ -23,28 +23,6 @@ OpCase make_case(int64_t rows, int64_t in, int64_t out) {
   return test;
 }
 
-// q, k, v and beta projections: three weights cut from one buffer, so adjacent, or copies of them.
-OpCase make_group_case(bool adjacent) {
-  OpCase test;
-  test.name = adjacent ? "linear_group adjacent" : "linear_group apart";
-  test.input_names = {"x", "all weights"};
-  test.inputs = {normal({9, 6}, 4), normal({11, 6}, 5)};
-  test.weights = {1};
-  test.op = [adjacent](const Tensors& i, const Tensors& s) {
-    std::vector<Weight> weights;
-    int64_t begin = 0;
-    for (const int64_t rows : {4, 6, 1}) {
-      Weight weight{i[1].narrow(0, begin, rows), s[1].defined() ? s[1].narrow(0, begin, rows) : at::Tensor()};
-      if (!adjacent) weight.value = weight.value.clone();
-      weights.push_back(weight);
-      begin += rows;
-    }
-    return Tensors{ops::linear_group(i[0], weights)};
-  };
-  test.reference = [](const Tensors& i) { return Tensors{ops::linear_ref(i[0], i[1])}; };
-  return test;
-}
-
 TEST_CASE("linear and its gradients equal the reference and finite differences", "[linear]") {
   const OpCase test = make_case(5, 7, 3);
   check_against_reference(test, at::kDouble, at::kCPU, 1e-13);
@@ -77,7 +55,6 @@ TEST_CASE("linear with bf16 activations accumulates its weight gradient unrounde
 
 TEST_CASE("linear takes upstream gradients in any layout", "[linear]") {
   check_upstream_layouts(make_case(6, 5, 4));
-  check_upstream_layouts(make_group_case(false));
 }
 
 TEST_CASE("linear without rows gives nothing and a zero gradient", "[linear]") {
@@ -88,22 +65,6 @@ TEST_CASE("linear without rows gives nothing and a zero gradient", "[linear]") {
   y.sum().backward();
   CHECK(x.grad().sizes() == at::IntArrayRef({0, 4}));
   CHECK(sink.abs().sum().item<float>() == 0);
-}
-
-TEST_CASE("linear_group equals one projection by the stacked weights", "[linear]") {
-  for (const bool adjacent : {true, false}) {
-    const OpCase test = make_group_case(adjacent);
-    check_against_reference(test, at::kDouble, at::kCPU, 1e-13);
-    check_sinks(test, at::kDouble, at::kCPU, 1e-13);
-  }
-}
-
-TEST_CASE("linear_group of adjacent and of separate weights agree", "[linear]") {
-  const Tensors inputs = make_group_case(true).inputs;
-  const at::NoGradGuard no_grad;
-  const at::Tensor fused = make_group_case(true).op(inputs, Tensors(2))[0];
-  const at::Tensor separate = make_group_case(false).op(inputs, Tensors(2))[0];
-  check_close("y", fused, separate, 1e-14);
 }
 
 TEST_CASE("linear names what does not fit", "[linear]") {
@@ -120,7 +81,6 @@ TEST_CASE("linear names what does not fit", "[linear]") {
                    ops::linear(x, {at::zeros({3, 4}), at::zeros({4, 3})});
                  }),
                  "linear: weight: the gradient sink"));
-  CHECK(contains(message_of<UserError>([&] { ops::linear_group(x, {}); }), "expected at least one weight"));
 }
 
 TEST_CASE("linear on CUDA equals the reference and accumulates in fp32 into the sink", "[linear][cuda]") {
@@ -129,7 +89,6 @@ TEST_CASE("linear on CUDA equals the reference and accumulates in fp32 into the 
                           kFloatTolerance);  // float32 stays float32
   check_against_reference(make_case(65, 16, 24), at::kBFloat16, at::kCUDA, kHalfTolerance);
   check_sinks(make_case(65, 16, 24), at::kFloat, at::kCUDA, kFloatTolerance);
-  check_sinks(make_group_case(true), at::kFloat, at::kCUDA, kFloatTolerance);
   const at::Tensor x = normal({4096, 64}, 1).to(at::kCUDA, at::kBFloat16);
   const at::Tensor w = normal({32, 64}, 2).to(at::kCUDA, at::kBFloat16);
   const at::Tensor dy = normal({4096, 32}, 3).to(at::kCUDA, at::kBFloat16);

@@ -1,4 +1,5 @@
-// Catch2, version 2 or 3, for tests that do not touch LibTorch. Tests with LibTorch include tests/support/test.h.
+// Catch2, version 2 or 3, for tests that do not touch LibTorch. Tests with LibTorch include
+// tests/support/test.h.
 #pragma once
 
 #if __has_include(<catch2/catch_all.hpp>)

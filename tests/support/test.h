@@ -1,4 +1,5 @@
-// What a LibTorch test includes: LibTorch, then Catch2 with the clash over CHECK resolved, and comparisons by name.
+// What a LibTorch test includes: LibTorch, then Catch2 with the clash over CHECK resolved, and comparisons by
+// name.
 #pragma once
 
 #include "tensor/torch.h"
@@ -13,7 +14,8 @@
 
 namespace osdn::test {
 
-/// Relative root-mean-square error ||actual - expected|| / ||expected|| in float64; absolute where expected is 0.
+/// Relative root-mean-square error ||actual - expected|| / ||expected|| in float64; absolute where expected
+/// is 0.
 inline double relative_rms(const at::Tensor& actual, const at::Tensor& expected) {
   const at::Tensor a = actual.detach().to(at::kCPU, at::kDouble);
   const at::Tensor e = expected.detach().to(at::kCPU, at::kDouble);
@@ -22,8 +24,10 @@ inline double relative_rms(const at::Tensor& actual, const at::Tensor& expected)
   return norm > 0 ? difference / norm : difference;
 }
 
-/// Fails, naming the tensor and the error, unless shapes agree, all is finite and the relative RMS error is in bound.
-inline void check_close(const std::string& name, const at::Tensor& actual, const at::Tensor& expected, double tolerance) {
+/// Fails, naming the tensor and the error, unless shapes agree, all is finite and the relative RMS error is
+/// in bound.
+inline void check_close(const std::string& name, const at::Tensor& actual, const at::Tensor& expected,
+                        double tolerance) {
   INFO(name);
   REQUIRE(actual.defined());
   REQUIRE(expected.defined());
@@ -36,7 +40,8 @@ inline void check_close(const std::string& name, const at::Tensor& actual, const
 
 /// Central finite differences of a scalar function with respect to one float64 tensor, element by element.
 /// `function` must read `x` afresh at every call; cost: 2 * x.numel() calls.
-inline at::Tensor finite_difference(const std::function<double()>& function, at::Tensor x, double step = 1e-6) {
+inline at::Tensor finite_difference(const std::function<double()>& function, at::Tensor x,
+                                    double step = 1e-6) {
   at::NoGradGuard no_grad;
   at::Tensor gradient = at::empty_like(x, at::MemoryFormat::Contiguous);
   double* values = x.data_ptr<double>();

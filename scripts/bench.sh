@@ -1,29 +1,15 @@
 #!/usr/bin/env bash
-# Runs the op benchmarks of the release build (JSON lines on stdout; a case that fails its check is not timed).
-#   scripts/bench.sh            all ops; also writes docs/benchmarks/<gpu or cpu>_ops.md: machine, commit, one row a case
-#   scripts/bench.sh OP...      these ops alone, writes nothing
+# Runs the op benchmarks of the release build: JSON lines on stdout; a case that fails its check is not timed.
+#   scripts/bench.sh                       all ops, then writes docs/benchmarks/<gpu or cpu>.md: machine, commit, a row a case
+#   scripts/bench.sh OP...                 these ops alone, writes nothing
+#   scripts/bench.sh --page LINES MACHINE [RUN...]
+#                                          only writes the page, from lines recorded on MACHINE ("NVIDIA H200") and the
+#                                          metrics of training runs there
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-scripts/setup.sh
-configure_and_build release osdn_bench
-lines=build/release/bench.jsonl
-code=0
-run build/release/bin/osdn_bench "$@" | tee "$lines" || code=$?
-[ $# -eq 0 ] || exit "$code"
-
-gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 || true)
-cpu=$(awk -F': ' '/^model name/ { print $2; exit }' /proc/cpuinfo)
-name=$(tr '[:upper:] ' '[:lower:]_' <<<"${gpu#NVIDIA }")
-page=docs/benchmarks/${name:-cpu}_ops.md
-{
-  echo "# Ops on ${gpu:-a CPU}"
-  echo
-  echo "Written by \`scripts/bench.sh\` at commit $(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown) on $(date -u +%Y-%m-%d)," \
-    "$(nproc) cores of $cpu${gpu:+, $gpu}. Times are medians;" \
-    "the bound is the nearer of this machine's copy rate and its square matrix product of the same type."
-  echo
-  echo "| op | pass | shape | dtype | device | ms | spread | GB/s | TFLOP/s | share of bound |"
-  echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+ops_table() {  # lines
+  echo "| op | pass | shape | dtype | device | ms | spread | GB/s | TFLOP/s | share of bound | share of step |"
+  echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
   awk '
     function value(name,    found) {
       if (!match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")) return ""
@@ -32,12 +18,88 @@ page=docs/benchmarks/${name:-cpu}_ops.md
       gsub(/"/, "", found)
       return found
     }
+    function known(number) { return number + 0 > 0 ? number : "" }
     {
-      head = "| " value("op") " | " value("pass") " | " value("shape") " | " value("dtype") " | " value("device") " | "
-      if (/"failed"/) print head value("failed") " | | | | |"
-      else print head value("median_ms") " | " value("spread_ms") " | " value("gb_per_s") " | " value("tflop_per_s") " | " value("share_of_bound") " |"
+      op = value("op"); pass = value("pass"); ms = value("median_ms")
+      head = "| " op " | " pass " | " value("shape") " | " value("dtype") " | " value("device") " | "
+      if (/"failed"/) { print head value("failed") " | | | | | |"; next }
+      share = ""
+      if (op == "step" && pass == "whole step") whole[value("device")] = ms
+      else if (op == "step") share = sprintf("%.1f %%", 100 * ms / whole[value("device")])
+      print head ms " | " value("spread_ms") " | " known(value("gb_per_s")) " | " known(value("tflop_per_s")) " | " \
+        known(value("share_of_bound")) " | " share " |"
     }
-  ' "$lines"
-} >"$page"
-say "wrote $page"
+  ' "$1"
+}
+
+runs_table() {  # run directories
+  echo
+  echo "## Training"
+  echo
+  echo "Runs of the shipped configurations, the first step left out of the rate."
+  echo
+  echo "| run | steps | tokens a step | first loss | last loss | last q_geo | last q_geo_plain | tokens/s, median | memory GiB |"
+  echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+  local run
+  for run in "$@"; do
+    awk -v run="$(basename "$run")" '
+      function value(name) {
+        if (!match($0, "\"" name "\": *-?[0-9][-+0-9.eE]*")) return ""
+        return substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) + 0
+      }
+      { loss = value("loss"); steps = value("step"); tokens = value("tokens"); memory = value("memory_gib")
+        if (NR == 1) first = loss; else rate[NR - 1] = value("tokens_per_second")
+        if (value("q_geo") != "") { q = value("q_geo"); plain = value("q_geo_plain") } }
+      END {
+        n = NR - 1
+        for (i = 1; i <= n; i++) for (j = i + 1; j <= n; j++) if (rate[j] < rate[i]) { t = rate[i]; rate[i] = rate[j]; rate[j] = t }
+        printf "| %s | %d | %d | %.3f | %.3f | %.3f | %.3f | %d | %.1f |\n", run, steps, tokens / steps, first, loss, q, plain,
+          rate[int((n + 1) / 2)], memory
+      }
+    ' "$run/metrics.jsonl"
+  done
+}
+
+write_page() {  # lines, machine, name, run directories...
+  local lines=$1 machine=$2 page=docs/benchmarks/$3.md
+  shift 3
+  {
+    echo "# Benchmarks on $machine"
+    echo
+    echo "Written by \`scripts/bench.sh\` at commit $(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown) on $(date -u +%Y-%m-%d)." \
+      "Times are medians in milliseconds, spread is the distance of the quartiles;" \
+      "the bound is the nearer of this machine's copy rate and its square matrix product of the same type." \
+      "Rows of \`step\` add up one micro-batch, forward, backward and update; its parts are measured alone at the step's shapes."
+    echo
+    echo "## Ops"
+    echo
+    ops_table "$lines"
+    [ $# -eq 0 ] || runs_table "$@"
+  } >"$page"
+  say "wrote $page"
+}
+
+page_name() { tr '[:upper:] ' '[:lower:]_' <<<"${1#NVIDIA }"; }
+
+if [ "${1:-}" = --page ]; then
+  [ $# -ge 3 ] || fail 2 "scripts/bench.sh --page: expected LINES MACHINE [RUN...]"
+  lines=$2 machine=$3
+  shift 3
+  write_page "$lines" "$machine" "$(page_name "$machine")" "$@"
+  exit 0
+fi
+
+scripts/setup.sh
+configure_and_build release osdn_bench
+lines=build/release/bench.jsonl
+code=0
+run build/release/bin/osdn_bench "$@" | tee "$lines" || code=$?
+[ $# -eq 0 ] || exit "$code"
+gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 || true)
+cpu=$(awk -F': ' '/^model name/ { print $2; exit }' /proc/cpuinfo)
+if [ -n "$gpu" ]; then
+  write_page "$lines" "$gpu" "$(page_name "$gpu")"
+else
+  write_page "$lines" "$(nproc) cores of $cpu" cpu
+fi
 exit "$code"

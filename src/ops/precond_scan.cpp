@@ -142,7 +142,7 @@ class PrecondScanFunction : public torch::autograd::Function<PrecondScanFunction
   // Sum over the sequences, in their order; zero where the clamp to the box was active. [S, HV, K] -> [HV, K]
   static at::Tensor initial_scale_gradient(const at::Tensor& per_sequence, const at::Tensor& initial_scale,
                                            const PrecondScanOptions& options) {
-    const at::Tensor sum = sum_rows(per_sequence.flatten(1)).view_as(initial_scale);
+    at::Tensor sum = sum_rows(per_sequence.flatten(1)).view_as(initial_scale);
     if (!options.clamp_initial) return sum;
     const at::Tensor d0 = initial_scale.to(sum.scalar_type());
     return sum.masked_fill((d0 < options.box_min) | (d0 > options.box_max), 0);

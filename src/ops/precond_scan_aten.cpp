@@ -51,7 +51,7 @@ struct InOrder {
 };
 
 // <a, b> over the last dimension, into [n, HV, 1].
-void dot_out(at::Tensor out, const at::Tensor& a, const at::Tensor& b) {
+void dot_out(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   const int64_t pairs = a.size(0) * a.size(1);
   const int64_t K = a.size(2);
   at::Tensor flat = out.view({pairs, 1, 1});

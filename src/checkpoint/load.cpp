@@ -38,7 +38,7 @@ SafetensorsFile read_verified(const std::string& directory, const ManifestFile& 
   return content;
 }
 
-std::vector<NamedTensor> to_weights(const std::string& path, SafetensorsFile content) {
+std::vector<NamedTensor> to_weights(const std::string& path, SafetensorsFile&& content) {
   std::vector<NamedTensor> weights;
   for (auto& [name, tensor] : content.tensors) {
     if (tensor.scalar_type() != at::kFloat)

@@ -95,7 +95,7 @@ TEST_CASE("what a user can get wrong gets one clear message and the right exit c
       {{"model.osdn.box=[0.5, 3.0]"}, 2, {"box", "allow_unstable"}},
       {{"train.global_batch_tokens=500"}, 2, {"global_batch_tokens", "sequence_length"}},
       {{"train.micro_batch_sequences=3"}, 2, {"micro_batch_sequences", "divisor", "8"}},
-      {{"data.sequence_length=1048576", "train.global_batch_tokens=1048576"},
+      {{"data.sequence_length=1048576", "train.global_batch_tokens=1048576", "train.micro_batch_sequences=1"},
        2,
        {"sequence_length", "tokens"}},
       {{"data.train=[nowhere/*.h5]"}, 2, {"nowhere/*.h5"}},
@@ -125,6 +125,29 @@ TEST_CASE("a truncated shard is named before training starts", "[train]") {
   const test::ProcessResult result = folder.train({"data.train=[cut.h5]"});
   CHECK(result.exit_code == 4);
   check_mentions(result.err, {"cut.h5"});
+}
+
+TEST_CASE("a tokenizer that did not make the shards is refused with both digests", "[train]") {
+  const RunFolder folder;
+  REQUIRE(test::run_osdn({"prepare", "--builtin", "--megabytes", "1", "--seed", "2", "--vocab-size", "512",
+                          "--output", "other"},
+                         folder.path())
+              .exit_code == 0);
+  const test::ProcessResult result = folder.train({"data.tokenizer=other/tokenizer.model"});
+  CHECK(result.exit_code == 2);
+  check_mentions(result.err, {"data.tokenizer", "other/tokenizer.model", "digest"});
+}
+
+TEST_CASE("weights of another model are refused by tensor name", "[train]") {
+  const RunFolder folder;
+  REQUIRE(folder.train({"train.steps=1"}).exit_code == 0);
+  const test::ProcessResult result =
+      folder.train({"run.name=other", "run.init_from=runs/small", "model.intermediate_size=64"});
+  CHECK(result.exit_code == 4);
+  check_mentions(result.err, {"mlp", "another model"});
+  const test::ProcessResult nowhere = folder.train({"run.name=other", "run.init_from=nowhere"});
+  CHECK(nowhere.exit_code == 2);
+  check_mentions(nowhere.err, {"nowhere"});
 }
 
 TEST_CASE("a run with another model, data or optimizer is refused by key", "[train]") {

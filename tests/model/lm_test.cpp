@@ -115,6 +115,10 @@ TEST_CASE("d0 and the gate start as specified, not by the generic rule", "[lm]")
 TEST_CASE("training FLOPs of a token follow the published counts", "[lm]") {
   CHECK(training_flops_per_token(delta_net_340m(), 32000) == Approx(2.15e9).epsilon(3e-3));
   CHECK(training_flops_per_token(delta_net_1b(), 32000) == Approx(8.01e9).epsilon(3e-3));
+  // The input embedding is a look-up: tying it to the head changes no multiplication.
+  config::Model tied = delta_net_340m();
+  tied.tie_embeddings = true;
+  CHECK(training_flops_per_token(tied, 32000) == training_flops_per_token(delta_net_340m(), 32000));
 }
 
 TEST_CASE("a document sees nothing of the one before it", "[lm]") {

@@ -3,7 +3,7 @@
 #   scripts/test.sh         source checks, the ci build, every test that this machine can run but `slow` and `interop`
 #   scripts/test.sh --all   also the sanitizer build with the unit label, `slow`, and clang-tidy on what changed
 # The plain cmake and ctest lines are printed as they run. Environment: OSDN_TIDY_FILES, files that clang-tidy reads at
-# most (8; it needs up to 45 seconds each).
+# most (16; it needs up to 45 seconds each).
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 all=no
@@ -86,7 +86,7 @@ changed_sources() {
 }
 
 tidy() {
-  local limit=${OSDN_TIDY_FILES:-8} files
+  local limit=${OSDN_TIDY_FILES:-16} files
   [ -f build/tidy/build.ninja ] || run cmake --preset tidy >&2 || return 1
   # Only what this preset compiles has flags to read it with (the CUDA variants have none here).
   mapfile -t files < <(changed_sources | while IFS= read -r file; do

@@ -13,7 +13,7 @@ fail() {  # exit code, message
 
 # Prints a command as it could be typed, then runs it.
 run() {
-  printf '\n$ %s\n' "$*" >&2
+  printf '\n$%s\n' "$(printf ' %q' "$@")" >&2
   "$@"
 }
 

@@ -63,7 +63,7 @@ say ""
 side_by_side runs/quickstart-osdn/metrics.jsonl runs/quickstart-plain/metrics.jsonl
 
 checkpoint=runs/quickstart-osdn/checkpoints/$(cat runs/quickstart-osdn/checkpoints/latest)
-run $osdn generate "$checkpoint" --prompt "The " --max-tokens 80 --temperature 0.7 --seed 1
+run $osdn generate "$checkpoint" --prompt "The train" --max-tokens 80 --temperature 0.7 --seed 1
 say ""
 run $osdn report runs/quickstart-osdn runs/quickstart-plain --output report.html
 

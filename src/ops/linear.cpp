@@ -1,6 +1,8 @@
 #include "ops/linear.h"
 
 #include "base/error.h"
+#include "ops/detail/dispatch.h"
+#include "ops/detail/linear_paths.h"
 #include "tensor/check.h"
 #include "tensor/gradient.h"
 #include "tensor/torch.h"
@@ -70,6 +72,11 @@ at::Tensor linear(const at::Tensor& x, const Weight& weight, const Weight& bias)
   if (bias.defined())
     check_weight("linear", "bias", bias, {weight.value.size(0)},
                  {x.scalar_type(), accumulation_type(x.scalar_type())}, x);
+  // Whether anybody could want a gradient, whatever the mode is now: training and its repetitions in backward
+  // must take one and the same path.
+  const bool differentiable = weight.sink.defined() || bias.sink.defined() || x.requires_grad() ||
+                              weight.value.requires_grad() || (bias.defined() && bias.value.requires_grad());
+  if (!differentiable && uses_loops(x)) return linear_detail::forward_cpu(x, weight.value, bias.value);
   const at::Tensor anchor = gradient_anchor(weight.sink.defined() ? weight : bias);
   return LinearFunction::apply(x, weight.value, optional_input(bias.value), optional_input(anchor), weight,
                                bias);

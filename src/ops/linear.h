@@ -8,7 +8,8 @@
 namespace osdn::ops {
 
 /// x [N, D_in]; weight [D_out, D_in]; bias [D_out] or undefined. Returns [N, D_out] in the dtype of x.
-/// Several projections of one input: join() their weights (tensor/weight.h).
+/// Several projections of one input: join() their weights (tensor/weight.h). Weights without sinks and
+/// gradients, on a CPU, float32 or float64: a row of the result depends on that row of x alone, bit for bit.
 at::Tensor linear(const at::Tensor& x, const Weight& weight, const Weight& bias = {});
 
 /// sink += dy^T x, the product in the dtype of the sink: [D_out, D_in] += [N, D_out]^T [N, D_in]. No

@@ -1,5 +1,7 @@
 #include "ops/linear.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "tests/support/op_check.h"
 
@@ -65,6 +67,31 @@ TEST_CASE("linear without rows gives nothing and a zero gradient", "[linear]") {
   y.sum().backward();
   CHECK(x.grad().sizes() == at::IntArrayRef({0, 4}));
   CHECK(sink.abs().sum().item<float>() == 0);
+}
+
+TEST_CASE("without gradients a row has the same bits whatever the other rows and the threads are",
+          "[linear]") {
+  const int num_threads = at::get_num_threads();
+  for (const at::ScalarType type : {at::kFloat, at::kDouble})
+    for (const auto& [in, out] : {std::pair{1, 1}, {7, 3}, {16, 33}, {100, 70}, {257, 130}}) {
+      const at::Tensor x = normal({131, in}, 1, type);
+      const Weight weight{.value = normal({out, in}, 2, type), .sink = {}};
+      const Weight bias{.value = normal({out}, 3, type), .sink = {}};
+      const at::Tensor all = ops::linear(x, weight, bias);
+      check_close("y", all, ops::linear_ref(x, weight.value, bias.value),
+                  type == at::kFloat ? kFloatTolerance : 1e-13);
+      at::set_num_threads(1);
+      for (const int64_t rows : {1, 2, 3, 4, 5, 64, 67})
+        for (const int64_t first : {0, 1, 63, 64})
+          CHECK(at::equal(ops::linear(x.narrow(0, first, rows), weight, bias), all.narrow(0, first, rows)));
+      at::set_num_threads(num_threads);
+    }
+  // Strided rows of a fused buffer, and no rows at all.
+  const at::Tensor wide = normal({9, 40}, 4, at::kFloat);
+  const Weight weight{.value = normal({5, 16}, 5, at::kFloat), .sink = {}};
+  CHECK(at::equal(ops::linear(wide.narrow(1, 8, 16), weight),
+                  ops::linear(wide.narrow(1, 8, 16).contiguous(), weight)));
+  CHECK(ops::linear(wide.narrow(0, 0, 0).narrow(1, 0, 16), weight).sizes() == at::IntArrayRef({0, 5}));
 }
 
 TEST_CASE("linear names what does not fit", "[linear]") {

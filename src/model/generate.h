@@ -1,6 +1,7 @@
-// Recurrent decoding: one prefill of all prompts, then one token a sequence and step, with a state of
-// constant size (S, d and the convolution's history). A sequence's tokens do not depend on which others are
-// decoded with it.
+// Recurrent decoding. Prompts of any lengths are read as packed documents, without padding, then every
+// sequence takes one token a step with a state of constant size: S, d and the convolution's history. A
+// sequence's tokens do not depend on which others are decoded with it; on a CPU not even in the last bit
+// (docs/howto/generate.md).
 #pragma once
 
 #include <cstdint>
@@ -8,35 +9,71 @@
 #include <vector>
 
 #include "model/lm.h"
+#include "model/sampling.h"
 
 namespace osdn::model {
 
-struct SamplingOptions {
+// S: sequences; D: hidden size; V: vocabulary.
+
+using TokenIds = std::vector<int32_t>;
+
+/// All that S sequences carry from token to token. A copy is independent of its origin: prefill(), extend()
+/// and step() replace tensors and never write into them, so a prefix is read once and continued many times.
+struct DecodeState {
+  ModelState layers;                // one entry a layer, tensors [S, ...]
+  at::Tensor hidden;                // [S, D] of each sequence's newest token
+  std::vector<int64_t> num_tokens;  // [S] read so far
+  int64_t num_sequences() const { return static_cast<int64_t>(num_tokens.size()); }
+};
+
+/// Tokens that prefill and extend run through the model at once, over all sequences: what bounds memory.
+inline constexpr int64_t kPrefillTokens = 8192;
+
+/// State after reading `prompts`, none of them empty. Throws UserError for an empty one or an unknown id.
+DecodeState prefill(const LanguageModel& model, const std::vector<TokenIds>& prompts, at::Device device,
+                    int64_t tokens_at_once = kPrefillTokens);
+
+/// Reads more tokens: `pieces[s]`, possibly none, for sequence s. Equal to having read all of them at once.
+void extend(const LanguageModel& model, const std::vector<TokenIds>& pieces, DecodeState* state,
+            int64_t tokens_at_once = kPrefillTokens);
+
+/// Reads one token a sequence.
+void step(const LanguageModel& model, const TokenIds& tokens, DecodeState* state);
+
+/// Logits [S, V] fp32 on the CPU for the token after the newest.
+at::Tensor next_logits(const LanguageModel& model, const DecodeState& state);
+
+/// The state of sequences `rows` alone, in that order; a row may come several times.
+DecodeState select(const DecodeState& state, const std::vector<int64_t>& rows);
+
+/// Bytes that one sequence carries from token to token, of all layers.
+uint64_t state_bytes(const DecodeState& state);
+
+struct GenerateOptions {
+  SamplingOptions sampling;
   int64_t max_new_tokens = 128;
-  double temperature = 1.0;  // 0: greedy
-  int64_t top_k = 0;         // keep the k likeliest; 0: all
-  double top_p = 1.0;        // keep the smallest set of at least this probability
-  double repetition_penalty =
-      1.0;                  // divides positive and multiplies negative logits of tokens already present
-  int64_t seed = 0;         // random numbers are counter-based on (seed, prompt, position)
-  int32_t stop_token = -1;  // ends a sequence; -1: none
+  int64_t seed = 0;
+  std::vector<int32_t> stop_tokens;  // each ends a sequence
+  int64_t tokens_at_once = kPrefillTokens;
+};
+
+enum class Finish { kLength, kStopToken, kCallback };
+
+struct Continuation {
+  TokenIds tokens;  // new ones, a stop token included
+  Finish finish = Finish::kLength;
 };
 
 /// Called for every new token of every prompt; returning true ends that sequence.
 using TokenCallback = std::function<bool(int64_t prompt, int32_t token)>;
 
-/// The next token from logits [V] fp32 on the CPU. `position` numbers the draw within its sequence.
-int32_t sample_token(const at::Tensor& logits, const SamplingOptions& options,
-                     const std::vector<int32_t>& present, int64_t position);
+/// Keys of the random numbers of each prompt: functions of the seed, the prompt's tokens and how often the
+/// same prompt came before in the list, so that company does not matter and a repeated prompt varies.
+std::vector<uint64_t> draw_keys(int64_t seed, const std::vector<TokenIds>& prompts);
 
-/// Decodes one continuation per prompt (token ids, none empty). Returns the new tokens, a stop token
-/// included.
-std::vector<std::vector<int32_t>> generate(const LanguageModel& model,
-                                           const std::vector<std::vector<int32_t>>& prompts,
-                                           const SamplingOptions& options, at::Device device,
-                                           const TokenCallback& on_token = {});
-
-/// Bytes that one sequence carries from token to token, of all layers.
-uint64_t state_bytes(const ModelState& state);
+/// Decodes one continuation per prompt; `keys` as of draw_keys, one a prompt.
+std::vector<Continuation> generate(const LanguageModel& model, const std::vector<TokenIds>& prompts,
+                                   const std::vector<uint64_t>& keys, const GenerateOptions& options,
+                                   at::Device device, const TokenCallback& on_token = {});
 
 }  // namespace osdn::model

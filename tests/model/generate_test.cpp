@@ -1,129 +1,279 @@
 #include "model/generate.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "tests/model/small_model.h"
 #include "tests/support/test.h"
 
 namespace osdn::model {
-namespace {
+namespace generate_test {
 
 using test::SmallModel;
 
-/// Last hidden states of one sequence, fed in pieces of the given lengths with the state carried over.
-at::Tensor in_pieces(const LanguageModel& model, const at::Tensor& ids, const std::vector<int64_t>& lengths,
-                     ModelState& state) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> parts;
-  int64_t start = 0;
-  for (const int64_t length : lengths) {
-    ForwardCall call{.sequences = ops::Sequences::make({0, length}, at::kCPU), .state = &state};
-    parts.push_back(model.hidden(ids.narrow(0, start, length), call));
-    start += length;
-  }
-  return at::cat(parts);
+SmallModel small_model(bool osdn, bool own_gate) {
+  return SmallModel(test::small_config(osdn, own_gate), at::kCPU, /*training=*/false);
 }
 
-TEST_CASE("prefill then single tokens equals one forward at every position and in the state", "[generate]") {
+TokenIds random_tokens(int64_t count, uint64_t seed) {
+  const at::Tensor ids = test::random_ids(count, seed);
+  return {ids.data_ptr<int64_t>(), ids.data_ptr<int64_t>() + count};
+}
+
+TokenIds part(const TokenIds& tokens, int64_t begin, int64_t end) {
+  return {tokens.begin() + begin, tokens.begin() + end};
+}
+
+TokenIds joined(TokenIds first, const TokenIds& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+/// Logits [N, V] of one forward pass over the whole sequence, without any state.
+at::Tensor full_logits(const LanguageModel& model, const TokenIds& tokens) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor ids = at::tensor(std::vector<int64_t>(tokens.begin(), tokens.end()), at::kLong);
+  ForwardCall call{.sequences = ops::Sequences::make({0, ids.numel()}, at::kCPU)};
+  return model.logits(model.hidden(ids, call));
+}
+
+void check_states(const DecodeState& actual, const DecodeState& expected, double tolerance) {
+  REQUIRE(actual.layers.size() == expected.layers.size());
+  CHECK(actual.num_tokens == expected.num_tokens);
+  for (size_t layer = 0; layer < actual.layers.size(); ++layer) {
+    test::check_close("S", actual.layers[layer].recurrent, expected.layers[layer].recurrent, tolerance);
+    test::check_close("conv", actual.layers[layer].conv, expected.layers[layer].conv, tolerance);
+    CHECK(actual.layers[layer].scale.defined() == expected.layers[layer].scale.defined());
+    if (expected.layers[layer].scale.defined())
+      test::check_close("d", actual.layers[layer].scale, expected.layers[layer].scale, tolerance);
+  }
+}
+
+bool same_bits(const DecodeState& a, const DecodeState& b) {
+  const auto equal = [](const at::Tensor& x, const at::Tensor& y) {
+    return x.defined() == y.defined() && (!x.defined() || at::equal(x, y));
+  };
+  bool same = a.num_tokens == b.num_tokens && equal(a.hidden, b.hidden) && a.layers.size() == b.layers.size();
+  for (size_t i = 0; same && i < a.layers.size(); ++i)
+    same = equal(a.layers[i].recurrent, b.layers[i].recurrent) && equal(a.layers[i].conv, b.layers[i].conv) &&
+           equal(a.layers[i].scale, b.layers[i].scale);
+  return same;
+}
+
+std::vector<Continuation> run(const LanguageModel& model, const std::vector<TokenIds>& prompts,
+                              const GenerateOptions& options, const TokenCallback& on_token = {}) {
+  return generate(model, prompts, draw_keys(options.seed, prompts), options, at::kCPU, on_token);
+}
+
+GenerateOptions greedy(int64_t max_new_tokens) {
+  return {.sampling = {.temperature = 0}, .max_new_tokens = max_new_tokens};
+}
+
+TEST_CASE("prefill then single tokens give the full forward's logits at every position", "[generate]") {
   for (const auto& [osdn, own_gate] : {std::pair{false, false}, {true, false}, {true, true}}) {
-    const SmallModel small(test::small_config(osdn, own_gate));
+    const SmallModel small = small_model(osdn, own_gate);
     for (const int64_t length : {2, 5, 63, 64, 65, 130}) {
-      const at::Tensor ids = test::random_ids(length, 11);
-      ModelState whole_state;
-      const at::Tensor whole = in_pieces(small.model(), ids, {length}, whole_state);
-      std::vector<std::vector<int64_t>> splits = {{length - 1, 1},
-                                                  std::vector<int64_t>(static_cast<size_t>(length), 1)};
-      if (length > 4) splits.push_back({1, 2, length - 4, 1});
-      for (const auto& split : splits) {
-        ModelState state;
-        test::check_close("hidden", in_pieces(small.model(), ids, split, state), whole, 1e-5);
-        for (size_t layer = 0; layer < state.size(); ++layer) {
-          test::check_close("S", state[layer].recurrent, whole_state[layer].recurrent, 1e-5);
-          test::check_close("conv", state[layer].conv, whole_state[layer].conv, 1e-5);
-          if (osdn) test::check_close("d", state[layer].scale, whole_state[layer].scale, 1e-5);
+      const TokenIds tokens = random_tokens(length, 11);
+      const at::Tensor expected = full_logits(small.model(), tokens);
+      const DecodeState whole = prefill(small.model(), {tokens}, at::kCPU);
+      for (const int64_t prompt : {length - 1, int64_t{1}}) {
+        INFO("prompt of " << prompt << " of " << length << " tokens");
+        DecodeState state = prefill(small.model(), {part(tokens, 0, prompt)}, at::kCPU);
+        double worst = 0;
+        bool same_choice = true;
+        for (int64_t position = prompt - 1;; ++position) {
+          const at::Tensor logits = next_logits(small.model(), state)[0];
+          worst = std::max(worst, (logits - expected[position]).abs().max().item<double>());
+          same_choice = same_choice && logits.argmax().equal(expected[position].argmax());
+          if (position + 1 == length) break;
+          step(small.model(), {tokens[static_cast<size_t>(position) + 1]}, &state);
         }
+        CHECK(worst < 1e-4);
+        CHECK(same_choice);
+        check_states(state, whole, 1e-5);
       }
     }
   }
 }
 
-TEST_CASE("a greedy continuation does not depend on what else is in the batch", "[generate]") {
-  const SmallModel small(test::small_config(true, true));
-  const std::vector<std::vector<int32_t>> prompts = {{1, 2, 3}, {4}, {9, 8, 7, 6, 5, 4, 3, 2, 1, 0}};
-  const SamplingOptions greedy{.max_new_tokens = 12, .temperature = 0};
-  const auto together = generate(small.model(), prompts, greedy, at::kCPU);
-  for (size_t i = 0; i < prompts.size(); ++i)
-    CHECK(generate(small.model(), {prompts[i]}, greedy, at::kCPU)[0] == together[i]);
-  // And nothing stays behind from an earlier call.
-  CHECK(generate(small.model(), prompts, greedy, at::kCPU) == together);
+TEST_CASE("a sequence read in pieces equals one pass at every cut", "[generate]") {
+  const SmallModel small = small_model(true, true);
+  const TokenIds tokens = random_tokens(512, 5);
+  const DecodeState whole = prefill(small.model(), {tokens}, at::kCPU);
+  for (const int64_t cut : {1, 2, 3, 4, 100, 256, 509, 511}) {
+    DecodeState state = prefill(small.model(), {part(tokens, 0, cut)}, at::kCPU);
+    extend(small.model(), {part(tokens, cut, 512)}, &state);
+    INFO("cut at " << cut);
+    test::check_close("hidden", state.hidden, whole.hidden, 1e-5);
+    check_states(state, whole, 1e-5);
+  }
+  DecodeState state = prefill(small.model(), {part(tokens, 0, 1)}, at::kCPU);
+  int64_t begin = 1;
+  for (const int64_t end : {3, 4, 70, 71, 300, 512}) {
+    extend(small.model(), {part(tokens, begin, end)}, &state);
+    begin = end;
+  }
+  check_states(state, whole, 1e-5);
+}
+
+TEST_CASE("a long prompt read in bounded slices has the bits of one pass", "[generate]") {
+  const SmallModel small = small_model(true, true);
+  const std::vector<TokenIds> prompts = {random_tokens(700, 1), random_tokens(3, 2), random_tokens(130, 3)};
+  const DecodeState whole = prefill(small.model(), prompts, at::kCPU);
+  for (const int64_t tokens_at_once : {1, 192, 600, 2000})
+    CHECK(same_bits(prefill(small.model(), prompts, at::kCPU, tokens_at_once), whole));
+}
+
+TEST_CASE("a prompt's state and logits have the same bits alone and beside others", "[generate]") {
+  for (const bool osdn : {false, true}) {
+    const SmallModel small = small_model(osdn, osdn);
+    std::vector<TokenIds> prompts;
+    for (const int64_t length : {7, 16, 1, 64, 65, 130, 3})
+      prompts.push_back(random_tokens(length, 20 + length));
+    DecodeState together = prefill(small.model(), prompts, at::kCPU);
+    std::vector<DecodeState> alone;
+    for (const TokenIds& prompt : prompts) alone.push_back(prefill(small.model(), {prompt}, at::kCPU));
+    for (int64_t round = 0; round < 3; ++round) {
+      const at::Tensor logits = next_logits(small.model(), together);
+      TokenIds next;
+      for (size_t i = 0; i < prompts.size(); ++i) {
+        INFO("prompt " << i << ", round " << round);
+        CHECK(same_bits(select(together, {static_cast<int64_t>(i)}), alone[i]));
+        CHECK(at::equal(logits[static_cast<int64_t>(i)], next_logits(small.model(), alone[i])[0]));
+        next.push_back(static_cast<int32_t>(3 * i + static_cast<size_t>(round)));
+        step(small.model(), {next.back()}, &alone[i]);
+      }
+      step(small.model(), next, &together);
+    }
+  }
+}
+
+TEST_CASE("continuations do not depend on the batch, greedy or sampled", "[generate]") {
+  const SmallModel small = small_model(true, true);
+  const std::vector<TokenIds> prompts = {
+      {1, 2, 3}, {4}, random_tokens(90, 8), {9, 8, 7, 6, 5, 4, 3, 2, 1, 0}};
+  for (const double temperature : {0.0, 1.0}) {
+    const GenerateOptions options{
+        .sampling = {.temperature = temperature}, .max_new_tokens = 40, .seed = 17, .stop_tokens = {13}};
+    const auto together = run(small.model(), prompts, options);
+    const auto backwards = run(small.model(), {prompts.rbegin(), prompts.rend()}, options);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const auto alone = run(small.model(), {prompts[i]}, options);
+      CHECK(alone[0].tokens == together[i].tokens);
+      CHECK(alone[0].finish == together[i].finish);
+      CHECK(backwards[prompts.size() - 1 - i].tokens == together[i].tokens);
+    }
+  }
+}
+
+TEST_CASE("a repeated prompt draws anew, another seed too", "[generate]") {
+  const SmallModel small = small_model(true, false);
+  const std::vector<TokenIds> prompts = {{1, 2}, {1, 2}, {3}};
+  GenerateOptions options{.max_new_tokens = 30, .seed = 5};
+  const auto first = run(small.model(), prompts, options);
+  CHECK(first[0].tokens != first[1].tokens);
+  CHECK(run(small.model(), prompts, options)[1].tokens == first[1].tokens);
+  options.seed = 6;
+  CHECK(run(small.model(), prompts, options)[0].tokens != first[0].tokens);
 }
 
 TEST_CASE("greedy decoding picks the most likely token of the full forward", "[generate]") {
-  const SmallModel small(test::small_config(true, false));
-  std::vector<int32_t> sequence = {3, 1, 4};
-  const auto continuation =
-      generate(small.model(), {sequence}, {.max_new_tokens = 8, .temperature = 0}, at::kCPU)[0];
-  REQUIRE(continuation.size() == 8);
-  for (const int32_t token : continuation) {
-    const at::NoGradGuard no_grad;
-    const at::Tensor ids = at::tensor(std::vector<int64_t>(sequence.begin(), sequence.end()), at::kLong);
-    ForwardCall call{.sequences = ops::Sequences::make({0, ids.numel()}, at::kCPU)};
-    const at::Tensor logits = small.model().logits(small.model().hidden(ids, call))[-1];
-    CHECK(logits.argmax().item<int64_t>() == token);
+  const SmallModel small = small_model(true, false);
+  TokenIds sequence = {3, 1, 4};
+  const Continuation found = run(small.model(), {sequence}, greedy(8))[0];
+  REQUIRE(found.tokens.size() == 8);
+  CHECK(found.finish == Finish::kLength);
+  for (const int32_t token : found.tokens) {
+    CHECK(full_logits(small.model(), sequence)[-1].argmax().item<int64_t>() == token);
     sequence.push_back(token);
   }
 }
 
+TEST_CASE("nothing stays behind from an earlier request", "[generate]") {
+  const SmallModel small = small_model(true, true);
+  const GenerateOptions options{.max_new_tokens = 20, .seed = 2};
+  const std::vector<TokenIds> a = {random_tokens(30, 1)};
+  const std::vector<TokenIds> b = {random_tokens(50, 2), {1}};
+  const auto first = run(small.model(), a, options);
+  run(small.model(), b, options);
+  // One that was given up in the middle.
+  int64_t calls = 0;
+  run(small.model(), b, options, [&](int64_t, int32_t) { return ++calls > 3; });
+  CHECK(run(small.model(), a, options)[0].tokens == first[0].tokens);
+}
+
+TEST_CASE("a saved prefix is continued many times, each as if it had been read afresh", "[generate]") {
+  const SmallModel small = small_model(true, true);
+  const TokenIds prefix = random_tokens(50, 3);
+  const std::vector<TokenIds> suffixes = {random_tokens(20, 4), random_tokens(33, 5)};
+  const DecodeState saved = prefill(small.model(), {prefix}, at::kCPU);
+  for (const auto& [first, second] : {std::pair<size_t, size_t>{0, 1}, {1, 0}})
+    for (const size_t i : {first, second}) {
+      DecodeState state = saved;
+      extend(small.model(), {suffixes[i]}, &state);
+      step(small.model(), {7}, &state);
+      const DecodeState fresh = prefill(small.model(), {joined(joined(prefix, suffixes[i]), {7})}, at::kCPU);
+      test::check_close("hidden", state.hidden, fresh.hidden, 1e-5);
+      check_states(state, fresh, 1e-5);
+      CHECK(same_bits(saved, prefill(small.model(), {prefix}, at::kCPU)));
+    }
+  // Both at once, from one row selected twice; a sequence without new tokens keeps its state.
+  DecodeState both = select(saved, {0, 0, 0});
+  extend(small.model(), {suffixes[0], {}, suffixes[1]}, &both);
+  CHECK(both.num_tokens == std::vector<int64_t>{70, 50, 83});
+  CHECK(same_bits(select(both, {1}), saved));
+  DecodeState alone = saved;
+  extend(small.model(), {suffixes[1]}, &alone);
+  CHECK(same_bits(select(both, {2}), alone));
+}
+
 TEST_CASE("a stop token or the callback ends one sequence and not the others", "[generate]") {
-  const SmallModel small(test::small_config(true, false));
-  const SamplingOptions greedy{.max_new_tokens = 6, .temperature = 0};
-  const std::vector<std::vector<int32_t>> prompts = {{1, 2, 3}, {7, 7}};
-  const auto free = generate(small.model(), prompts, greedy, at::kCPU);
+  const SmallModel small = small_model(true, false);
+  const std::vector<TokenIds> prompts = {{1, 2, 3}, {7, 7}};
+  const auto free = run(small.model(), prompts, greedy(6));
   const auto stopped =
-      generate(small.model(), prompts, greedy, at::kCPU, [](int64_t prompt, int32_t) { return prompt == 0; });
-  CHECK(stopped[0] == std::vector<int32_t>{free[0][0]});
-  CHECK(stopped[1] == free[1]);
-  SamplingOptions with_stop = greedy;
-  with_stop.stop_token = free[1][0];
-  CHECK(generate(small.model(), {prompts[1]}, with_stop, at::kCPU)[0] == std::vector<int32_t>{free[1][0]});
+      run(small.model(), prompts, greedy(6), [](int64_t prompt, int32_t) { return prompt == 0; });
+  CHECK(stopped[0].tokens == TokenIds{free[0].tokens[0]});
+  CHECK(stopped[0].finish == Finish::kCallback);
+  CHECK(stopped[1].tokens == free[1].tokens);
+  GenerateOptions with_stop = greedy(6);
+  with_stop.stop_tokens = {-1, free[1].tokens[0]};
+  const Continuation ended = run(small.model(), {prompts[1]}, with_stop)[0];
+  CHECK(ended.tokens == TokenIds{free[1].tokens[0]});
+  CHECK(ended.finish == Finish::kStopToken);
+  CHECK(run(small.model(), prompts, greedy(0))[1].tokens.empty());
+  CHECK(run(small.model(), {}, greedy(3)).empty());
 }
 
 TEST_CASE("the state of a sequence has the same size after 1 and after 100 tokens", "[generate]") {
-  const SmallModel small(test::small_config(true, false));
-  ModelState short_state;
-  ModelState long_state;
-  in_pieces(small.model(), test::random_ids(1, 1), {1}, short_state);
-  in_pieces(small.model(), test::random_ids(100, 1), {100}, long_state);
+  const SmallModel small = small_model(true, false);
+  const DecodeState two = prefill(small.model(), {{5}, random_tokens(100, 1)}, at::kCPU);
   // Two layers of 2 heads x (16 x 16 + 16) floats and 3 x 32 channels x 4 taps.
-  CHECK(state_bytes(short_state) == 2 * 4 * (2 * (16 * 16 + 16) + 3 * 32 * 4));
-  CHECK(state_bytes(long_state) == state_bytes(short_state));
+  CHECK(state_bytes(two) == 2 * 4 * (2 * (16 * 16 + 16) + 3 * 32 * 4));
+  CHECK(state_bytes(two) == state_bytes(prefill(small.model(), {{5}}, at::kCPU)));
 }
 
-TEST_CASE("sampling obeys temperature, top-k, top-p and the repetition penalty", "[generate]") {
-  const at::Tensor logits = at::tensor(std::vector<float>{2.0f, 1.0f, 0.0f, -1.0f});
-  const auto counts = [&](const SamplingOptions& options, const std::vector<int32_t>& present = {}) {
-    std::vector<double> share(4);
-    for (int64_t draw = 0; draw < 20000; ++draw)
-      share[sample_token(logits, options, present, draw)] += 1.0 / 20000;
-    return share;
-  };
-  const at::Tensor p = logits.softmax(0);
-  const auto plain = counts({.seed = 1});
-  for (int64_t i = 0; i < 4; ++i) CHECK(plain[i] == Approx(p[i].item<double>()).margin(0.01));
-  const auto cold = counts({.temperature = 0.5, .seed = 1});
-  CHECK(cold[0] == Approx((logits * 2).softmax(0)[0].item<double>()).margin(0.01));
-  const auto top_two = counts({.top_k = 2, .seed = 1});
-  CHECK(top_two[0] + top_two[1] == Approx(1.0));
-  CHECK(top_two[1] > 0.2);
-  CHECK(counts({.top_p = 0.6, .seed = 1})[0] == Approx(1.0));
-  CHECK(sample_token(logits, {.temperature = 0, .repetition_penalty = 3.0}, {0}, 0) == 1);
-  CHECK(sample_token(logits, {.seed = 9}, {}, 4) == sample_token(logits, {.seed = 9}, {}, 4));
+TEST_CASE("prompts that cannot be decoded are refused", "[generate]") {
+  const SmallModel small = small_model(false, false);
+  CHECK_THROWS_AS(run(small.model(), {{}}, {}), UserError);
+  CHECK_THROWS_AS(run(small.model(), {{test::kSmallVocab}}, {}), UserError);
+  CHECK_THROWS_AS(run(small.model(), {{-1}}, {}), UserError);
+  CHECK_THROWS_AS(run(small.model(), {{1}}, {.sampling = {.top_p = -1}}), UserError);
 }
 
-TEST_CASE("prompts that can't be decoded are refused", "[generate]") {
-  const SmallModel small(test::small_config(false, false));
-  CHECK_THROWS_AS(generate(small.model(), {{}}, {}, at::kCPU), UserError);
-  CHECK_THROWS_AS(generate(small.model(), {{test::kSmallVocab}}, {}, at::kCPU), UserError);
+TEST_CASE("on CUDA decoding equals the CPU's full forward in float32", "[generate][cuda]") {
+  REQUIRE(at::hasCUDA());
+  const SmallModel host = small_model(true, true);
+  const SmallModel device(test::small_config(true, true), at::kCUDA, /*training=*/false);
+  const std::vector<TokenIds> prompts = {random_tokens(70, 1), {3}, random_tokens(17, 2)};
+  DecodeState state = prefill(device.model(), prompts, at::kCUDA, 64);
+  for (int64_t i = 0; i < 5; ++i) step(device.model(), {1, 2, 3}, &state);
+  const at::Tensor logits = next_logits(device.model(), state);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const TokenIds all = joined(prompts[i], TokenIds(5, static_cast<int32_t>(i) + 1));
+    test::check_close("logits", logits[static_cast<int64_t>(i)], full_logits(host.model(), all)[-1], 1e-4);
+  }
 }
 
-}  // namespace
+}  // namespace generate_test
 }  // namespace osdn::model

@@ -28,9 +28,11 @@ inline config::Model small_config(bool osdn, bool own_gate) {
 
 class SmallModel {
  public:
-  explicit SmallModel(const config::Model& config, at::Device device = at::kCPU)
-      : arena_(std::make_unique<optim::ParameterArena>(model::parameter_specs(config, kSmallVocab),
-                                                       optim::ParameterArena::Options{.device = device})) {
+  /// `training` false: an arena without gradients, as evaluation and generation have it.
+  explicit SmallModel(const config::Model& config, at::Device device = at::kCPU, bool training = true)
+      : arena_(std::make_unique<optim::ParameterArena>(
+            model::parameter_specs(config, kSmallVocab),
+            optim::ParameterArena::Options{.device = device, .training = training})) {
     for (const auto& slot : arena_->slots()) {
       at::Tensor values = at::empty(slot.spec.shape, at::kFloat);
       model::initialize(slot.spec, 42, values);

@@ -36,6 +36,8 @@ third_party='
 ^yaml-cpp/                  config
 ^(hdf5|H5[A-Za-z]*)\.h$     data
 ^sentencepiece              data
+^(zlib|zstd)\.h$            data
+^(arrow|parquet)/           data
 ^spdlog/                    base
 ^xxhash\.h$                 base
 ^nlohmann/                  base checkpoint open
@@ -185,6 +187,8 @@ self_test() {
   expect src/config/yaml.h:2 'in a public header of config' src/config/yaml.h '#pragma once' '#include <yaml-cpp/yaml.h>'
   expect src/eval/a.cpp:1 '<hdf5.h> belongs' src/eval/a.cpp '#include <hdf5.h>'
   expect src/model/a.cpp:1 '<sentencepiece_processor.h> belongs' src/model/a.cpp '#include <sentencepiece_processor.h>'
+  expect src/train/a.cpp:1 '<zstd.h> belongs' src/train/a.cpp '#include <zstd.h>'
+  expect src/train/a.cpp:1 '<parquet/schema.h> belongs' src/train/a.cpp '#include <parquet/schema.h>'
   expect src/train/a.cpp:1 '<spdlog/spdlog.h> belongs' src/train/a.cpp '#include <spdlog/spdlog.h>'
   expect src/train/a.cpp:1 '<CLI/CLI.hpp> belongs' src/train/a.cpp '#include <CLI/CLI.hpp>'
   expect src/ops/a.cpp:1 'conditional compilation' src/ops/a.cpp '#ifdef OSDN_HAS_CUDA' '#endif'

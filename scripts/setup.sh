@@ -19,6 +19,7 @@ done
 [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || fail 3 "osdn builds on Linux x86-64; this is $(uname -s) $(uname -m)"
 
 torch_version=2.11.0
+arrow_version=26.0.1
 
 # --- Distribution packages: package, then what shows that it is there (a command, or a file below an include or data
 # directory), so that tools installed in another way count too.
@@ -33,6 +34,8 @@ packages_to_build="
   libsentencepiece-dev  file sentencepiece_trainer.h
   libhdf5-dev           file hdf5/serial/hdf5.h
   libxxhash-dev         file xxhash.h
+  zlib1g-dev            file zlib.h
+  libzstd-dev           file zstd.h
   nlohmann-json3-dev    file nlohmann/json.hpp
   libcli11-dev          file CLI/CLI.hpp
   libjs-chart.js        file javascript/chart.js
@@ -183,24 +186,40 @@ fetch_wheel() {  # python, requirement
       { rm -rf "$stage"; return 1; }
     wheel=$(find "$stage/wheel" -name '*.whl')
   fi
-  # Of LibTorch only what a C++ program uses: libraries, headers, licence. zipfile checks every CRC.
+  # Of LibTorch and Arrow only what a C++ program uses: libraries, headers, licence. zipfile checks every CRC.
   "$python" - "$wheel" "$stage/content" <<'PYTHON'
-import sys, zipfile
+import os, sys, zipfile
 with zipfile.ZipFile(sys.argv[1]) as wheel:
     for name in wheel.namelist():
         top = name.split('/')[0]
-        if top == 'nvidia' or top.endswith('.dist-info') or name.startswith(('torch/lib/', 'torch/include/')):
+        if top == 'nvidia' or top.endswith('.dist-info') or name.startswith(('torch/lib/', 'torch/include/', 'pyarrow/include/')):
             wheel.extract(name, sys.argv[2])
+        # Of Arrow what reading Parquet needs; pyarrow keeps its libraries beside its modules.
+        if name.startswith(('pyarrow/libarrow.so.', 'pyarrow/libparquet.so.')):
+            path = wheel.extract(name, sys.argv[2])
+            lib = os.path.join(os.path.dirname(path), 'lib')
+            os.makedirs(lib, exist_ok=True)
+            os.rename(path, os.path.join(lib, os.path.basename(path)))
 PYTHON
   for entry in "$stage"/content/torch; do
     [ ! -e "$entry" ] || { rm -rf .deps/torch && mv "$entry" .deps/torch; }
   done
+  if [ -d "$stage/content/pyarrow" ]; then
+    rm -rf .deps/arrow
+    mv "$stage/content/pyarrow" .deps/arrow
+  fi
   [ ! -d "$stage/content/nvidia" ] || cp -a --link --force "$stage/content/nvidia" .deps/
   for entry in "$stage"/content/*.dist-info; do
     rm -rf ".deps/$(basename "$entry")"
     mv "$entry" .deps/
   done
   rm -rf "$stage"
+}
+
+# --- Arrow C++, with which Parquet files are read; everything else works without it.
+arrow_is_there() {
+  { [ -f ".deps/pyarrow-$arrow_version.dist-info/RECORD" ] && [ -d .deps/arrow/include ]; } || [ -n "${ARROW_ROOT:-}" ] ||
+    { command -v python3 >/dev/null && [ -n "$(python3 -c 'import importlib.util as u; print(u.find_spec("pyarrow") or "")' 2>/dev/null)" ]; }
 }
 
 # --- What is missing?
@@ -218,6 +237,7 @@ if [ "$check_only" = yes ]; then
   wheels=$([ -z "$libtorch" ] || missing_wheels "$libtorch")
   [ -z "$wheels" ] || say "missing libraries of LibTorch:" $wheels
   [ ${#packages[@]} -eq 0 ] && [ -n "$libtorch" ] && [ -z "$wheels" ] || exit 3
+  arrow_is_there || say "not there, and needed for .parquet files alone: Arrow $arrow_version"
   say "setup: nothing is missing (LibTorch in $libtorch)"
   exit 0
 fi
@@ -276,6 +296,15 @@ if [ -z "$libtorch" ] || [ -n "$(missing_wheels "$libtorch")" ]; then
     done
   done
   [ -z "$(missing_wheels "$libtorch")" ] || fail 3 "libraries of $libtorch are still missing: $(missing_wheels "$libtorch" | tr '\n' ' ')"
+fi
+
+if ! arrow_is_there; then
+  mkdir -p .deps
+  exec 9>.deps/.lock
+  flock 9
+  say "setup: will fetch Arrow $arrow_version (55 MB) and unpack it into .deps/arrow (70 MB), to read Parquet files"
+  { python=$(python_with_pip) && fetch_wheel "$python" "pyarrow==$arrow_version"; } ||
+    say "warning: could not fetch pyarrow==$arrow_version, so .parquet files cannot be read. Without a network: put its wheel (Linux x86-64, CPython 3.11) into .deps/wheels/ and run this script again"
 fi
 
 cmake_version=$(cmake --version | awk 'NR == 1 { print $3 }')

@@ -33,13 +33,17 @@ constexpr const char* kHelp =
     "  osdn prepare configs/quickstart.yaml\n"
     "  osdn prepare --builtin --megabytes 4 --vocab-size 2000 --validation-fraction 0.05 --output shards\n"
     "  osdn prepare --input 'corpus/*.jsonl' --text-key text --vocab-size 32000 --output shards\n"
-    "  osdn prepare --input 'books/*.txt' --tokenizer tokenizer.model --output shards\n\n"
+    "  osdn prepare --input 'books/*.txt' --tokenizer tokenizer.model --output shards\n"
+    "  osdn prepare --input 'data/*.parquet' --text-key text --on-error skip --output shards\n\n"
     "Documents: a .txt file is one document (a byte order mark at its start is dropped, CRLF and CR become "
     "LF);\n"
-    "a .jsonl file has one document a line, its text kept exactly. Documents without visible text are "
-    "dropped and\n"
-    "counted. Invalid UTF-8 and broken JSON are refused by file and line. A document goes to validation by "
-    "the hash\n"
+    "a .jsonl file has one document a line and a .parquet file one a row, their text kept exactly; .gz and "
+    ".zst\n"
+    "are unpacked on the way. Documents without visible text are dropped and counted. Invalid UTF-8, broken "
+    "JSON\n"
+    "and records without text are refused by file and line, or skipped and counted with --on-error skip. "
+    "Details:\n"
+    "docs/howto/prepare_your_data.md. A document goes to validation by the hash\n"
     "of its text. The output holds train-*.h5, valid-*.h5, tokenizer.model and prepare.json, all or none of "
     "them.\n"
     "Asked again for the same, it does nothing; a folder with other shards is only replaced with "
@@ -58,6 +62,10 @@ void print(const data::PrepareReport& report, const std::string& output) {
   text += fmt::format("{:<12}{:>10} pieces, {:.3f} bytes a token\n", "tokenizer", report.vocab_size,
                       tokens > 0 ? static_cast<double>(bytes) / static_cast<double>(tokens) : 0.0);
   text += fmt::format("{:<12}{:>10} documents without text\n", "dropped", report.dropped_documents);
+  for (size_t i = 0; i < data::kRecordFaultNames.size(); ++i)
+    if (report.skipped.counts[i] > 0)
+      text += fmt::format("{:<12}{:>10} records: {}\n", "skipped", report.skipped.counts[i],
+                          data::kRecordFaultNames[i]);
   text += fmt::format("{:<12}{} ({})\n", "folder", output,
                       report.already_done ? "already prepared" : fmt::format("{:.1f} s", report.seconds));
   std::fputs(text.c_str(), stdout);
@@ -97,8 +105,8 @@ void add_prepare(CLI::App& root) {
   command->add_flag("--overwrite", options->overwrite,
                     "Replace shards of other settings or inputs in the folder");
   const auto direct = [&](CLI::Option* option) { return option->excludes(config); };
-  CLI::Option* input =
-      direct(command->add_option("--input", settings.input, "Globs of .txt and .jsonl files"));
+  CLI::Option* input = direct(command->add_option(
+      "--input", settings.input, "Globs of .txt, .jsonl and .parquet files, each also .gz or .zst"));
   direct(command->add_flag("--builtin", settings.builtin, "The built-in corpus instead of files"))
       ->excludes(input);
   direct(command->add_option("--megabytes", settings.builtin_megabytes, "Size of the built-in corpus"))
@@ -106,10 +114,17 @@ void add_prepare(CLI::App& root) {
   direct(command->add_option("--output", settings.output, "Folder for shards and tokenizer"))
       ->capture_default_str();
   direct(command->add_option("--format", settings.format, "Format of the input files"))
-      ->check(CLI::IsMember({"auto", "txt", "jsonl"}))
+      ->check(CLI::IsMember({"auto", "txt", "jsonl", "parquet"}))
       ->capture_default_str();
   direct(command->add_option("--text-key", settings.text_key,
-                             "JSON field of the text; a.b: field b of object a"))
+                             "JSON field or Parquet column of the text; a.b: b inside a"))
+      ->capture_default_str();
+  direct(command->add_option("--on-error", settings.on_error,
+                             "stop, or skip and count: records with invalid UTF-8, broken JSON, no text"))
+      ->check(CLI::IsMember({"stop", "skip"}))
+      ->capture_default_str();
+  direct(command->add_option("--max-record-bytes", settings.max_record_bytes,
+                             "Longest line, row or text file, unpacked"))
       ->capture_default_str();
   direct(command->add_option("--validation-fraction", settings.validation_fraction,
                              "Share of validation documents"))

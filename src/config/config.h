@@ -124,11 +124,13 @@ struct TrainTokenizer {
 };
 
 struct Prepare {
-  std::vector<std::string> input;  // globs of .txt and .jsonl files
+  std::vector<std::string> input;  // globs of .txt, .jsonl and .parquet files, each also .gz or .zst
   bool builtin = false;            // the built-in corpus instead of input files
   int64_t builtin_megabytes = 4;   // size of the built-in corpus, MB of text
-  std::string format = "auto";     // auto | txt | jsonl
-  std::string text_key = "text";   // JSON field of the document text
+  std::string format = "auto";     // auto | txt | jsonl | parquet
+  std::string text_key = "text";   // JSON field or Parquet column of the document text; a.b: b inside a
+  std::string on_error = "stop";   // stop | skip: records that cannot become documents
+  int64_t max_record_bytes = int64_t{1} << 30;  // a line, row or text file, unpacked
   std::string output = "shards";
   double validation_fraction = 0.001;          // by document hash
   bool add_eos = false;                        // end each document with eos as well

@@ -319,7 +319,8 @@ void add_training(Table& table) {
 void add_prepare(Table& table) {
   table.section("prepare", "Text to token shards (`osdn prepare`).");
   table.field(
-      "input", [](auto& c) -> auto& { return c.prepare.input; }, path(), "Text files: globs");
+      "input", [](auto& c) -> auto& { return c.prepare.input; }, path(),
+      "Files of text: globs of .txt, .jsonl and .parquet, each also .gz or .zst");
   table.field(
       "builtin", [](auto& c) -> auto& { return c.prepare.builtin; }, any(),
       "Use the built-in corpus instead of input files");
@@ -327,11 +328,18 @@ void add_prepare(Table& table) {
       "builtin_megabytes", [](auto& c) -> auto& { return c.prepare.builtin_megabytes; }, between(1, 100000),
       "Size of the built-in corpus, MB of text");
   table.field(
-      "format", [](auto& c) -> auto& { return c.prepare.format; }, one_of({"auto", "txt", "jsonl"}),
-      "Of the input files; auto: by their ending");
+      "format", [](auto& c) -> auto& { return c.prepare.format; },
+      one_of({"auto", "txt", "jsonl", "parquet"}), "Of the input files; auto: by their ending");
   table.field(
       "text_key", [](auto& c) -> auto& { return c.prepare.text_key; }, any(),
-      "JSON field that holds a document's text");
+      "JSON field or Parquet column that holds a document's text; a.b: field b inside a");
+  table.field(
+      "on_error", [](auto& c) -> auto& { return c.prepare.on_error; }, one_of({"stop", "skip"}),
+      "A record that cannot become a document (invalid UTF-8, broken JSON, no text, too long): stop, or skip "
+      "and count it");
+  table.field(
+      "max_record_bytes", [](auto& c) -> auto& { return c.prepare.max_record_bytes; }, between(1, 1 << 30),
+      "Longest line, row or text file, unpacked; it bounds memory");
   table.field(
       "output", [](auto& c) -> auto& { return c.prepare.output; }, path(), "Directory of the shards");
   table.field(

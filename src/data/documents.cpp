@@ -7,133 +7,212 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "base/fs.h"
-#include "base/json.h"
 #include "data/builtin_corpus.h"
+#include "data/detail/input_stream.h"
+#include "data/detail/jsonl.h"
+#include "data/detail/parquet_rows.h"
 #include "data/detail/utf8.h"
 
 namespace osdn::data {
 namespace documents_detail {
 
 constexpr size_t kBlockBytes = 1 << 20;
-constexpr size_t kMaxDocumentBytes = size_t{1} << 30;
+constexpr size_t kNone = std::string_view::npos;
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
-bool ends_with(const std::string& text, std::string_view end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
 InputFormat format_of(const std::string& path, const std::string& setting) {
   if (setting == "txt") return InputFormat::kText;
   if (setting == "jsonl") return InputFormat::kJsonLines;
-  if (setting != "auto") throw UserError("prepare.format: expected auto, txt or jsonl, got \"{}\"", setting);
-  if (ends_with(path, ".txt")) return InputFormat::kText;
-  if (ends_with(path, ".jsonl") || ends_with(path, ".ndjson")) return InputFormat::kJsonLines;
+  if (setting == "parquet") return InputFormat::kParquet;
+  if (setting != "auto")
+    throw UserError("prepare.format: expected auto, txt, jsonl or parquet, got \"{}\"", setting);
+  std::string_view name = path;
+  if (ends_with(name, ".gz")) name.remove_suffix(3);
+  if (ends_with(name, ".zst")) name.remove_suffix(4);
+  if (ends_with(name, ".txt")) return InputFormat::kText;
+  if (ends_with(name, ".jsonl") || ends_with(name, ".ndjson")) return InputFormat::kJsonLines;
+  if (ends_with(name, ".parquet")) return InputFormat::kParquet;
   throw UserError(
-      "prepare.input: {}: expected a name ending in .txt or .jsonl (set prepare.format for other names; "
-      "unpack "
-      ".gz and .zst files first)",
+      "prepare.input: {}: expected a name ending in .txt, .jsonl or .parquet, each alone or with .gz or .zst "
+      "(set "
+      "prepare.format for other names, e.g. jsonl for .json files with one record a line)",
       path);
 }
 
-std::string utf8_problem(std::string_view text, size_t offset) {
+std::string too_long(const std::string& place, int64_t limit) {
   return fmt::format(
-      "expected UTF-8, found byte 0x{:02X} at byte {} of the line (convert the file, e.g. with `iconv -f "
-      "LATIN1 -t UTF-8`)",
-      static_cast<unsigned char>(text[offset]), offset + 1);
-}
-
-void check_text_file(std::string_view text, const std::string& origin) {
-  const size_t invalid = detail::first_invalid_utf8(text);
-  if (invalid == std::string_view::npos) return;
-  const std::string_view before = text.substr(0, invalid);
-  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
-  const size_t start = before.rfind('\n');
-  const size_t line_start = start == std::string_view::npos ? 0 : start + 1;
-  throw UserError("{}:{}: {}", origin, line, utf8_problem(text.substr(line_start), invalid - line_start));
+      "{}: expected records of at most {} bytes, this one is longer (raise prepare.max_record_bytes, or "
+      "split the record)",
+      place, limit);
 }
 
 std::string with_unix_line_ends(std::string_view text) {
   std::string result;
   result.reserve(text.size());
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '\r') {
-      result += text[i];
-      continue;
-    }
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\r'), text.size());
+    result += text.substr(0, end);
+    if (end == text.size()) break;
     result += '\n';
-    if (i + 1 < text.size() && text[i + 1] == '\n') ++i;
+    text.remove_prefix(end + 1);
+    if (!text.empty() && text.front() == '\n') text.remove_prefix(1);
   }
   return result;
 }
 
-/// The value at a key or a dotted path of keys; nullptr when there is none.
-const Json* find_value(const Json& object, std::string_view key) {
-  if (!object.is_object()) return nullptr;
-  if (const auto found = object.find(std::string(key)); found != object.end()) return &*found;
-  for (size_t dot = key.find('.'); dot != std::string_view::npos; dot = key.find('.', dot + 1)) {
-    const auto outer = object.find(std::string(key.substr(0, dot)));
-    if (outer == object.end()) continue;
-    if (const Json* value = find_value(*outer, key.substr(dot + 1))) return value;
-  }
-  return nullptr;
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == kNone; }
+
+/// Length of the first line with its end: LF, CRLF, or a CR, which can't stand inside a JSON record's text.
+/// `content`: without its end. The whole of `text` when it has no line end.
+size_t line_length(std::string_view text, std::string_view* content) {
+  const size_t newline = std::min(text.find('\n'), text.size());
+  const size_t carriage = text.substr(0, newline).find('\r');
+  const size_t end = std::min(newline, carriage);
+  *content = text.substr(0, end);
+  if (end == text.size()) return end;
+  return carriage != kNone && carriage + 1 == newline && newline < text.size() ? newline + 1 : end + 1;
 }
 
-std::string text_of_line(std::string_view line, const std::string& place, const std::string& key) {
-  const size_t invalid = detail::first_invalid_utf8(line);
-  if (invalid != std::string_view::npos) throw UserError("{}: {}", place, utf8_problem(line, invalid));
-  Json json;
-  try {
-    json = Json::parse(line.begin(), line.end());
-  } catch (const Json::exception& failure) {
-    // The library's text is "[json.exception.parse_error.101] parse error at line 1, column 9: reason".
-    const std::string message = failure.what();
-    const size_t reason = message.find("column");
-    throw UserError("{}: expected one JSON object a line: {} (correct or remove the line)", place,
-                    reason == std::string::npos ? message : message.substr(reason));
-  }
-  const Json* value = find_value(json, key);
-  if (value == nullptr) {
-    std::string keys;
-    if (json.is_object())
-      for (const auto& [name, unused] : json.items()) keys += (keys.empty() ? "" : ", ") + name;
-    throw UserError(
-        "{}: expected text under \"{}\", found {} (set prepare.text_key)", place, key,
-        json.is_object() ? "only the keys: " + keys : std::string("no object but ") + json.type_name());
-  }
-  if (!value->is_string())
-    throw UserError("{}: expected text under \"{}\", found {} (set prepare.text_key)", place, key,
-                    value->type_name());
-  return value->get<std::string>();
+int64_t count_line_ends(std::string_view text) {
+  int64_t count = std::count(text.begin(), text.end(), '\n');
+  for (size_t i = text.find('\r'); i != kNone; i = text.find('\r', i + 1))
+    count += i + 1 == text.size() || text[i + 1] != '\n' ? 1 : 0;
+  return count;
 }
 
-bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == std::string_view::npos; }
+/// Right behind the last line end at or after `from`. A CR that is the last byte may be half of a CRLF.
+size_t after_last_line_end(std::string_view text, size_t from) {
+  const std::string_view part = text.substr(from);
+  if (const size_t newline = part.rfind('\n'); newline != kNone) return from + newline + 1;
+  if (part.size() < 2) return kNone;
+  const size_t carriage = part.rfind('\r', part.size() - 2);
+  return carriage == kNone ? kNone : from + carriage + 1;
+}
+
+std::string text_of_file(const RawDocuments& raw, std::string_view bytes) {
+  const size_t invalid = detail::first_invalid_utf8(bytes);
+  if (invalid == kNone) return with_unix_line_ends(bytes);
+  const std::string_view before = bytes.substr(0, invalid);
+  const size_t start = before.find_last_of("\r\n");
+  const size_t line_start = start == kNone ? 0 : start + 1;
+  throw detail::RecordError(
+      RecordFault::kInvalidUtf8,
+      fmt::format("{}:{}: {}", raw.origin, 1 + count_line_ends(before),
+                  detail::utf8_problem(bytes.substr(line_start), invalid - line_start, "line")));
+}
+
+std::string text_of_row(std::string_view text, const std::string& place) {
+  const size_t invalid = detail::first_invalid_utf8(text);
+  if (invalid != kNone)
+    throw detail::RecordError(RecordFault::kInvalidUtf8,
+                              fmt::format("{}: {}", place, detail::utf8_problem(text, invalid, "text")));
+  return std::string(text);
+}
+
+/// Collects what becomes of each record.
+class Splitter {
+ public:
+  Splitter(const RawDocuments& raw, const config::Prepare& settings) : settings_(settings) {
+    result_.skipped = raw.skipped;
+  }
+
+  /// `text()` gives the document or throws RecordError.
+  template <typename Text>
+  void add(const Text& text) {
+    try {
+      result_.texts.push_back(text());
+    } catch (const detail::RecordError& failure) {
+      if (settings_.on_error != "skip")
+        throw UserError("{}; or leave such records out, counted, with --on-error skip", failure.what());
+      result_.skipped.add(failure.fault(), failure.what());
+    }
+  }
+  void check_length(size_t size_bytes, const std::string& place) const {
+    if (static_cast<int64_t>(size_bytes) > settings_.max_record_bytes)
+      throw detail::RecordError(RecordFault::kTooLong, too_long(place, settings_.max_record_bytes));
+  }
+  SplitDocuments take() { return std::move(result_); }
+
+ private:
+  const config::Prepare& settings_;
+  SplitDocuments result_;
+};
+
+void split_lines(const RawDocuments& raw, std::string_view bytes, const std::string& key,
+                 Splitter* splitter) {
+  for (int64_t line = raw.first_line; !bytes.empty(); ++line) {
+    std::string_view record;
+    const size_t length = line_length(bytes, &record);
+    bytes.remove_prefix(length);
+    if (is_blank(record)) continue;
+    splitter->add([&] {
+      const std::string place = fmt::format("{}:{}", raw.origin, line);
+      splitter->check_length(record.size(), place);
+      return detail::text_of_json_line(record, key, place, record.size() == length);
+    });
+  }
+}
+
+void split_rows(const RawDocuments& raw, const std::string& key, Splitter* splitter) {
+  std::string_view bytes = raw.bytes;
+  int64_t row = raw.first_line;
+  for (const int64_t length : raw.lengths) {
+    const std::string_view text = bytes.substr(0, static_cast<size_t>(std::max<int64_t>(length, 0)));
+    bytes.remove_prefix(text.size());
+    splitter->add([&] {
+      const std::string place = fmt::format("{}: row {}", raw.origin, row);
+      if (length < 0)
+        throw detail::RecordError(RecordFault::kNull,
+                                  fmt::format("{}: expected text under \"{}\", found null", place, key));
+      splitter->check_length(text.size(), place);
+      return text_of_row(text, place);
+    });
+    ++row;
+  }
+}
 
 }  // namespace documents_detail
 
 std::vector<InputFile> find_inputs(const config::Prepare& settings) {
   std::vector<InputFile> files;
+  std::set<std::string> seen;
   for (const std::string& glob : settings.input) {
     const std::vector<std::string> paths = glob_paths(glob);
     if (paths.empty())
       throw UserError("prepare.input: nothing matches {} (that is {})", glob,
                       std::filesystem::absolute(glob).lexically_normal().string());
     for (const std::string& path : paths) {
-      if (std::filesystem::is_directory(path))
-        throw UserError("prepare.input: {}: expected files, found a directory (use {}/*.txt or {}/*.jsonl)",
-                        path, path, path);
       struct stat status {};
       if (::stat(path.c_str(), &status) != 0)
         throw EnvironmentError("{}: cannot look at the file: {}", path, std::strerror(errno));
+      if (S_ISDIR(status.st_mode))
+        throw UserError("prepare.input: {}: expected files, found a directory (use '{}/*.jsonl' or the like)",
+                        path, path);
+      if (!S_ISREG(status.st_mode))
+        throw UserError(
+            "prepare.input: {}: expected a file, which can be read twice, found a pipe or a device", path);
+      if (!seen.insert(std::filesystem::absolute(path).lexically_normal().string()).second)
+        throw UserError(
+            "prepare.input: {}: matched twice, the second time by {} (a file is read once; weights are set "
+            "in "
+            "data.train)",
+            path, glob);
       files.push_back(
           {.path = path,
            .format = documents_detail::format_of(path, settings.format),
            .size_bytes = status.st_size,
            .modified_ns = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec});
+      if (files.back().format == InputFormat::kParquet) detail::require_parquet_reader(path);
     }
   }
   return files;
@@ -144,15 +223,30 @@ struct InputReader::Impl {
   std::vector<InputFile> files;
   uint64_t builtin_seed = 0;
   size_t position = 0;  // of the file that is read
-  std::optional<File> file;
-  std::string rest;  // the begun last line of a block
+  // The file that is open: one of the two.
+  std::unique_ptr<detail::InputStream> stream;
+  std::unique_ptr<detail::ParquetRows> rows;
+  int64_t reported_bytes = 0;  // of the file, in input_bytes so far
+  std::string rest;            // the begun last line of a block
   int64_t next_line = 1;
   int64_t next_document = 0;  // of the built-in corpus
   int64_t builtin_bytes = 0;
 
   bool next_builtin(RawDocuments* raw);
-  void read_text(RawDocuments* raw);
+  bool read_text(RawDocuments* raw);
   bool read_lines(RawDocuments* raw);
+  bool read_rows(RawDocuments* raw);
+  bool skip_long_line(RawDocuments* raw);
+  bool fill(std::string* bytes) const;
+  void report(RawDocuments* raw, int64_t file_bytes) {
+    raw->input_bytes = file_bytes - std::exchange(reported_bytes, file_bytes);
+  }
+  void close() {
+    stream.reset();
+    rows.reset();
+    reported_bytes = 0;
+    ++position;
+  }
 };
 
 bool InputReader::Impl::next_builtin(RawDocuments* raw) {
@@ -169,53 +263,99 @@ bool InputReader::Impl::next_builtin(RawDocuments* raw) {
   return !raw->bytes.empty();
 }
 
-void InputReader::Impl::read_text(RawDocuments* raw) {
+/// Appends a block. False when the file ended with it.
+bool InputReader::Impl::fill(std::string* bytes) const {
+  const size_t before = bytes->size();
+  bytes->resize(before + documents_detail::kBlockBytes);
+  const size_t got = stream->read(bytes->data() + before, documents_detail::kBlockBytes);
+  bytes->resize(before + got);
+  return got == documents_detail::kBlockBytes;
+}
+
+bool InputReader::Impl::read_text(RawDocuments* raw) {
   const InputFile& input = files[position];
-  if (static_cast<size_t>(input.size_bytes) > documents_detail::kMaxDocumentBytes)
-    throw UserError(
-        "{}: expected at most 1 GiB in a text file, which is one document, got {} bytes (write its documents "
-        "as "
-        ".jsonl, one a line)",
-        input.path, input.size_bytes);
-  raw->bytes = read_file(input.path);
-  raw->input_bytes = static_cast<int64_t>(raw->bytes.size());
-  ++position;
+  stream = detail::open_input(input.path, detail::compression_of(input.path));
+  while (fill(&raw->bytes) && static_cast<int64_t>(raw->bytes.size()) <= settings.max_record_bytes) continue;
+  if (static_cast<int64_t>(raw->bytes.size()) > settings.max_record_bytes) {
+    const std::string message = documents_detail::too_long(input.path, settings.max_record_bytes) +
+                                ": a .txt file is one document; write its documents as .jsonl, one a line";
+    if (settings.on_error != "skip") throw UserError("{}", message);
+    raw->bytes.clear();
+    raw->skipped.add(RecordFault::kTooLong, message);
+  }
+  report(raw, input.size_bytes);
+  close();
+  return true;
+}
+
+/// Gives up the line that fills raw->bytes and keeps what follows it. False when the file ended before.
+bool InputReader::Impl::skip_long_line(RawDocuments* raw) {
+  const std::string message = documents_detail::too_long(
+      fmt::format("{}:{}", files[position].path, next_line), settings.max_record_bytes);
+  if (settings.on_error != "skip") throw UserError("{}", message);
+  raw->skipped.add(RecordFault::kTooLong, message);
+  std::string block;
+  for (bool more = true; more;) {
+    block.clear();
+    more = fill(&block);
+    size_t end = block.find('\n');
+    if (end == std::string::npos) end = block.find('\r');
+    if (end == std::string::npos) continue;
+    raw->bytes = block.substr(end + 1);
+    raw->first_line = ++next_line;
+    return more;
+  }
+  raw->bytes.clear();
+  return false;
 }
 
 /// Whole lines of about one block. False when the file ended before any.
 bool InputReader::Impl::read_lines(RawDocuments* raw) {
   const InputFile& input = files[position];
-  if (!file) {
-    file = File::open_for_reading(input.path);
+  if (!stream) {
+    stream = detail::open_input(input.path, detail::compression_of(input.path));
     rest.clear();
     next_line = 1;
   }
   raw->bytes = std::exchange(rest, {});
   raw->first_line = next_line;
-  bool ended = false;
-  size_t last_newline = std::string::npos;
-  while (last_newline == std::string::npos && !ended) {
-    const size_t before = raw->bytes.size();
-    raw->bytes.resize(before + documents_detail::kBlockBytes);
-    const size_t got = file->read(raw->bytes.data() + before, documents_detail::kBlockBytes);
-    raw->bytes.resize(before + got);
-    ended = got < documents_detail::kBlockBytes;
-    const size_t found = raw->bytes.rfind('\n');
-    if (found != std::string::npos && found >= before) last_newline = found;
-    if (last_newline == std::string::npos && raw->bytes.size() > documents_detail::kMaxDocumentBytes)
-      throw UserError("{}:{}: expected lines of at most 1 GiB, this one is longer (is the file .jsonl?)",
-                      input.path, next_line);
+  bool more = true;
+  size_t cut = documents_detail::kNone;
+  for (size_t searched = 0; more && cut == documents_detail::kNone;) {
+    more = fill(&raw->bytes);
+    cut = documents_detail::after_last_line_end(raw->bytes, searched);
+    searched = raw->bytes.empty() ? 0 : raw->bytes.size() - 1;  // its last byte may become half of a CRLF
+    if (cut == documents_detail::kNone &&
+        static_cast<int64_t>(raw->bytes.size()) > settings.max_record_bytes) {
+      more = more && skip_long_line(raw);
+      cut = documents_detail::after_last_line_end(raw->bytes, 0);
+      searched = 0;
+    }
   }
-  if (ended) {
-    file.reset();
-    ++position;
-  } else {
-    rest = raw->bytes.substr(last_newline + 1);
-    raw->bytes.resize(last_newline + 1);
+  if (more) {
+    rest = raw->bytes.substr(cut);
+    raw->bytes.resize(cut);
   }
-  next_line += std::count(raw->bytes.begin(), raw->bytes.end(), '\n');
-  raw->input_bytes = static_cast<int64_t>(raw->bytes.size());
-  return !raw->bytes.empty();
+  next_line += documents_detail::count_line_ends(raw->bytes);
+  report(raw, more ? stream->consumed_bytes() : input.size_bytes);
+  if (!more) close();
+  return !raw->bytes.empty() || raw->skipped.total() > 0;
+}
+
+bool InputReader::Impl::read_rows(RawDocuments* raw) {
+  const InputFile& input = files[position];
+  if (!rows)
+    rows = std::make_unique<detail::ParquetRows>(input.path, detail::compression_of(input.path),
+                                                 settings.text_key);
+  raw->first_line = rows->rows_read() + 1;
+  const bool any = rows->next(&raw->bytes, &raw->lengths);
+  // The share of the rows stands for the share of the file.
+  const double share = rows->num_rows() == 0
+                           ? 1.0
+                           : static_cast<double>(rows->rows_read()) / static_cast<double>(rows->num_rows());
+  report(raw, static_cast<int64_t>(share * static_cast<double>(input.size_bytes)));
+  if (!any) close();
+  return any;
 }
 
 InputReader::InputReader(const config::Prepare& settings, std::vector<InputFile> files, uint64_t builtin_seed)
@@ -235,11 +375,10 @@ bool InputReader::next(RawDocuments* raw) {
     *raw = {};
     raw->format = input.format;
     raw->origin = input.path;
-    if (input.format == InputFormat::kText) {
-      impl_->read_text(raw);
-      return true;
-    }
-    if (impl_->read_lines(raw)) return true;
+    const bool any = input.format == InputFormat::kText        ? impl_->read_text(raw)
+                     : input.format == InputFormat::kJsonLines ? impl_->read_lines(raw)
+                                                               : impl_->read_rows(raw);
+    if (any) return true;
   }
   return false;
 }
@@ -251,30 +390,32 @@ int64_t InputReader::total_bytes() const {
   return bytes;
 }
 
-std::vector<std::string> split_documents(const RawDocuments& raw, const std::string& text_key) {
-  std::vector<std::string> documents;
+SplitDocuments split_documents(const RawDocuments& raw, const config::Prepare& settings) {
+  documents_detail::Splitter splitter(raw, settings);
   std::string_view bytes = raw.bytes;
-  if (raw.format != InputFormat::kBuiltin && raw.first_line == 1 &&
-      bytes.substr(0, documents_detail::kByteOrderMark.size()) == documents_detail::kByteOrderMark)
-    bytes.remove_prefix(documents_detail::kByteOrderMark.size());
-  if (raw.format == InputFormat::kText) {
-    documents_detail::check_text_file(bytes, raw.origin);
-    documents.push_back(documents_detail::with_unix_line_ends(bytes));
-    return documents;
+  const bool marked =
+      bytes.substr(0, documents_detail::kByteOrderMark.size()) == documents_detail::kByteOrderMark;
+  switch (raw.format) {
+    case InputFormat::kBuiltin:
+      while (!bytes.empty()) {
+        const size_t end = bytes.find('\0');
+        splitter.add([&] { return std::string(bytes.substr(0, end)); });
+        bytes.remove_prefix(end + 1);
+      }
+      break;
+    case InputFormat::kParquet:
+      documents_detail::split_rows(raw, settings.text_key, &splitter);
+      break;
+    case InputFormat::kText:
+      if (marked) bytes.remove_prefix(documents_detail::kByteOrderMark.size());
+      if (raw.skipped.total() == 0) splitter.add([&] { return documents_detail::text_of_file(raw, bytes); });
+      break;
+    case InputFormat::kJsonLines:
+      if (marked && raw.first_line == 1) bytes.remove_prefix(documents_detail::kByteOrderMark.size());
+      documents_detail::split_lines(raw, bytes, settings.text_key, &splitter);
+      break;
   }
-  const char separator = raw.format == InputFormat::kBuiltin ? '\0' : '\n';
-  for (int64_t line = raw.first_line; !bytes.empty(); ++line) {
-    const size_t end = std::min(bytes.find(separator), bytes.size());
-    const std::string_view item = bytes.substr(0, end);
-    bytes.remove_prefix(std::min(end + 1, bytes.size()));
-    if (raw.format == InputFormat::kBuiltin) {
-      documents.emplace_back(item);
-    } else if (!documents_detail::is_blank(item)) {
-      documents.push_back(
-          documents_detail::text_of_line(item, fmt::format("{}:{}", raw.origin, line), text_key));
-    }
-  }
-  return documents;
+  return splitter.take();
 }
 
 bool is_empty_document(const std::string& text) {

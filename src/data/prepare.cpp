@@ -17,6 +17,7 @@
 #include "data/detail/publish.h"
 #include "data/detail/stage_progress.h"
 #include "data/documents.h"
+#include "data/records.h"
 #include "data/shard.h"
 #include "data/tokenizer.h"
 
@@ -57,6 +58,8 @@ Json describe(const config::Prepare& settings, const PrepareOptions& options) {
   } else {
     json["format"] = settings.format;
     json["text_key"] = settings.text_key;
+    json["on_error"] = settings.on_error;
+    json["max_record_bytes"] = settings.max_record_bytes;
   }
   json["validation_fraction"] = settings.validation_fraction;
   json["add_eos"] = settings.add_eos;
@@ -96,6 +99,7 @@ struct EncodedDocument {
 struct EncodedBatch {
   std::vector<EncodedDocument> documents;
   int64_t dropped = 0;
+  SkippedRecords skipped;
   int64_t checked = 0;
   int64_t changed = 0;
   int64_t input_bytes = 0;
@@ -205,6 +209,8 @@ std::optional<PrepareReport> Preparation::reuse(const detail::OutputFolder& fold
   read_split(published.at("train"), folder, &report.train);
   read_split(published.at("validation"), folder, &report.validation);
   report.dropped_documents = published.at("dropped_documents");
+  for (size_t i = 0; i < kRecordFaultNames.size(); ++i)
+    report.skipped.counts[i] = published.at("skipped_records").value(kRecordFaultNames[i], int64_t{0});
   report.checked_documents = published.at("checked_documents");
   report.changed_documents = published.at("changed_documents");
   report.vocab_size = published.at("vocab_size");
@@ -249,7 +255,7 @@ double Preparation::validation_limit() const {
   InputReader reader(settings_, files_, options_.builtin_seed);
   double smallest = 1;
   for (RawDocuments raw; reader.next(&raw);)
-    for (const std::string& text : split_documents(raw, settings_.text_key))
+    for (const std::string& text : split_documents(raw, settings_).texts)
       smallest = std::min(smallest, split_place(text));
   return std::max(settings_.validation_fraction, std::nextafter(smallest, 2.0));
 }
@@ -257,7 +263,9 @@ double Preparation::validation_limit() const {
 EncodedBatch Preparation::encode(RawDocuments&& raw, const Tokenizer& tokenizer, double limit) const {
   EncodedBatch batch;
   batch.input_bytes = raw.input_bytes;
-  for (const std::string& text : split_documents(raw, settings_.text_key)) {
+  SplitDocuments split = split_documents(raw, settings_);
+  batch.skipped = std::move(split.skipped);
+  for (const std::string& text : split.texts) {
     if (is_empty_document(text)) {
       ++batch.dropped;
       continue;
@@ -299,6 +307,7 @@ void Preparation::write_shards(const Tokenizer& tokenizer, detail::OutputFolder*
                  for (const EncodedDocument& document : batch.documents)
                    (document.validation ? validation : train).add(document);
                  report_.dropped_documents += batch.dropped;
+                 report_.skipped.add(batch.skipped);
                  report_.checked_documents += batch.checked;
                  report_.changed_documents += batch.changed;
                  progress.add(batch.input_bytes);
@@ -327,6 +336,9 @@ Json Preparation::report_json() const {
   json["train"] = split_json(report_.train);
   json["validation"] = split_json(report_.validation);
   json["dropped_documents"] = report_.dropped_documents;
+  json["skipped_records"] = Json::object();
+  for (size_t i = 0; i < kRecordFaultNames.size(); ++i)
+    json["skipped_records"][kRecordFaultNames[i]] = report_.skipped.counts[i];
   json["checked_documents"] = report_.checked_documents;
   json["changed_documents"] = report_.changed_documents;
   const int64_t tokens = report_.train.tokens + report_.validation.tokens;
@@ -356,6 +368,9 @@ PrepareReport Preparation::run() {
         "lower "
         "prepare.validation_fraction)",
         report_.validation.documents, report_.dropped_documents);
+  for (const std::string& message : report_.skipped.examples) log::warning("skipped: {}", message);
+  if (report_.skipped.total() > 0)
+    log::warning("prepare: {} records were skipped, the first of them named above", report_.skipped.total());
   if (settings_.validation_fraction > 0 && report_.validation.documents == 0)
     log::warning(
         "prepare: none of {} documents fell to validation with a fraction of {} (raise "

@@ -9,15 +9,18 @@
 #include <vector>
 
 #include "config/config.h"
+#include "data/records.h"
 #include "data/tokenizer.h"
 
 namespace osdn::data {
 
 struct PrepareProgress {
-  std::string stage;        // "reading for the tokenizer", "training the tokenizer", "encoding"
-  int64_t bytes_done = 0;   // of the input
-  int64_t bytes_total = 0;  // 0: unknown
-  double seconds = 0;       // since the stage began
+  // "reading for the tokenizer", "training the tokenizer", "passing over what is done", "encoding"
+  std::string stage;
+  int64_t bytes_done = 0;    // of the input
+  int64_t bytes_before = 0;  // of them: by an interrupted call that this one continues
+  int64_t bytes_total = 0;   // 0: unknown
+  double seconds = 0;        // since the stage began
 };
 
 struct PrepareOptions {
@@ -38,6 +41,7 @@ struct PrepareReport {
   PreparedSplit train;
   PreparedSplit validation;
   int64_t dropped_documents = 0;  // without visible text
+  SkippedRecords skipped;         // records left out by on_error: skip
   int64_t checked_documents = 0;  // a sample of about one in 64 that was decoded again
   int64_t changed_documents = 0;  // of them: came back different (never with an own tokenizer)
   int64_t vocab_size = 0;
@@ -46,8 +50,9 @@ struct PrepareReport {
   bool already_done = false;  // the folder held exactly this
 };
 
-/// Nothing appears under a final name before everything is complete; interrupted at any moment, the next call
-/// starts anew or finishes the renaming. Throws UserError for wrong settings or input (file and line), or
+/// Nothing appears under a final name before everything is complete. Interrupted at any moment, the next call for
+/// the same with unchanged inputs continues: the trained tokenizer and finished shards stay as they are, input that
+/// is done is not encoded again, and the result is the same bytes. Throws UserError for wrong settings or input (file and line), or
 /// when the folder holds shards of other settings or inputs; EnvironmentError without space or permission.
 PrepareReport prepare(const config::Prepare& settings, const PrepareOptions& options);
 

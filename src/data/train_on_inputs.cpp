@@ -25,9 +25,13 @@ Tokenizer train_on_inputs(const config::Prepare& settings, const PrepareOptions&
   InputReader reader(settings, find_inputs(settings), options.builtin_seed);
   detail::StageProgress reading(options.progress, "reading for the tokenizer", reader.total_bytes());
   detail::OrderedPipeline<RawDocuments, Stretches> pipeline(
-      detail::num_workers(settings), [&](RawDocuments&& raw) {
+      {.workers = detail::num_workers(settings),
+       .limit_bytes = detail::pipeline_bytes(settings),
+       .size_bytes = [](const RawDocuments& raw) { return static_cast<int64_t>(raw.bytes.size()); }},
+      [&](RawDocuments&& raw) {
         Stretches stretches{.list = {}, .input_bytes = raw.input_bytes};
-        for (const std::string& text : split_documents(raw, settings.text_key)) {
+        const SplitDocuments split = split_documents(raw, settings);
+        for (const std::string& text : split.texts) {
           if (is_empty_document(text)) continue;
           std::vector<TrainingStretch> cut = sample.cut(text);
           std::move(cut.begin(), cut.end(), std::back_inserter(stretches.list));

@@ -1,21 +1,22 @@
 #include <algorithm>
 #include <cstdint>
-#include <nlohmann/json.hpp>
-#include <set>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
+#include "checkpoint/detail/strict_json.h"
 #include "checkpoint/safetensors.h"
 #include "tensor/torch.h"
 
 namespace osdn::checkpoint {
 namespace safetensors_read_detail {
 
-// Not the ordered JSON of base: its linear search would make a hostile header quadratic.
-using HeaderJson = nlohmann::json;
-
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's limit
 constexpr size_t kReadBlockBytes = size_t{4} << 20;
 constexpr int kMaxHeaderDepth = 4;
+constexpr size_t kMaxDimensions = 64;
 
 struct Entry {
   std::string name;
@@ -34,35 +35,13 @@ std::optional<at::ScalarType> dtype_from_name(const std::string& name) {
   return found == kTypes.end() ? std::nullopt : std::optional(found->second);
 }
 
-/// Parses the header text, refusing what a plain parser lets through: the same key twice, and deep nesting.
-HeaderJson parse_header(const std::string& path, const std::string& text) {
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int depth, HeaderJson::parse_event_t event, HeaderJson& parsed) {
-    if (depth > kMaxHeaderDepth)
-      throw DataError("{}: header nests deeper than a safetensors header does", path);
-    if (event == HeaderJson::parse_event_t::object_start) keys.emplace_back();
-    if (event == HeaderJson::parse_event_t::object_end) keys.pop_back();
-    if (event == HeaderJson::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
-      throw DataError("{}: header names \"{}\" twice", path, parsed.get<std::string>());
-    return true;
-  };
-  try {
-    HeaderJson header = HeaderJson::parse(text, watch);
-    if (!header.is_object()) throw DataError("{}: header is no JSON object; not a safetensors file", path);
-    return header;
-  } catch (const HeaderJson::exception& failure) {
-    throw DataError("{}: header is not valid JSON ({}); damaged, or not a safetensors file", path,
-                    failure.what());
-  }
-}
-
 /// A list of non-negative integers; anything else is refused.
-std::vector<uint64_t> unsigned_list(const std::string& where, const HeaderJson& object, const char* key) {
+std::vector<uint64_t> unsigned_list(const std::string& where, const StrictJson& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end() || !found->is_array())
     throw DataError("{}: expected a list \"{}\" in the header", where, key);
   std::vector<uint64_t> values;
-  for (const HeaderJson& value : *found) {
+  for (const StrictJson& value : *found) {
     if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{INT64_MAX})
       throw DataError("{}: {} holds {}, expected whole numbers from 0 to 2^63-1", where, key, value.dump());
     values.push_back(value.get<uint64_t>());
@@ -70,7 +49,7 @@ std::vector<uint64_t> unsigned_list(const std::string& where, const HeaderJson& 
   return values;
 }
 
-Entry parse_entry(const std::string& path, const std::string& name, const HeaderJson& object) {
+Entry parse_entry(const std::string& path, const std::string& name, const StrictJson& object) {
   const std::string where = fmt::format("{}: tensor {}", path, name);
   if (!object.is_object())
     throw DataError("{}: expected an object in the header, got {}", where, object.type_name());
@@ -83,10 +62,15 @@ Entry parse_entry(const std::string& path, const std::string& name, const Header
     throw DataError("{}: dtype {} is not supported (F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL are)", where,
                     dtype->get<std::string>());
   entry.dtype = *type;
+  const std::vector<uint64_t> shape = unsigned_list(where, object, "shape");
+  if (shape.size() > kMaxDimensions)
+    throw DataError("{}: {} dimensions, expected at most {}", where, shape.size(), kMaxDimensions);
   uint64_t bytes = c10::elementSize(*type);
-  for (const uint64_t extent : unsigned_list(where, object, "shape")) {
-    if (__builtin_mul_overflow(bytes, extent, &bytes))
-      throw DataError("{}: shape is larger than 2^64 bytes", where);
+  int64_t span = static_cast<int64_t>(bytes);  // as if empty dimensions were 1: strides must not overflow
+  for (const uint64_t extent : shape) {
+    bytes *= extent;  // cannot wrap where the span does not
+    if (__builtin_mul_overflow(span, std::max<int64_t>(static_cast<int64_t>(extent), 1), &span))
+      throw DataError("{}: shape is larger than 2^63 bytes", where);
     entry.shape.push_back(static_cast<int64_t>(extent));
   }
   const std::vector<uint64_t> offsets = unsigned_list(where, object, "data_offsets");
@@ -99,7 +83,7 @@ Entry parse_entry(const std::string& path, const std::string& name, const Header
   return entry;
 }
 
-std::map<std::string, std::string> parse_metadata(const std::string& path, const HeaderJson& object) {
+std::map<std::string, std::string> parse_metadata(const std::string& path, const StrictJson& object) {
   std::map<std::string, std::string> metadata;
   if (!object.is_object()) throw DataError("{}: __metadata__ must be an object of strings", path);
   for (const auto& [key, value] : object.items()) {
@@ -111,7 +95,7 @@ std::map<std::string, std::string> parse_metadata(const std::string& path, const
 }
 
 /// Entries in data order; they must fill the data section without gap or overlap.
-std::vector<Entry> parse_entries(const std::string& path, const HeaderJson& header, uint64_t data_bytes) {
+std::vector<Entry> parse_entries(const std::string& path, const StrictJson& header, uint64_t data_bytes) {
   std::vector<Entry> entries;
   for (const auto& [name, object] : header.items())
     if (name != "__metadata__") entries.push_back(parse_entry(path, name, object));
@@ -158,7 +142,8 @@ SafetensorsFile read_safetensors(const std::string& path, Digest128* digest) {
     throw DataError("{}: header of {} bytes in a file of {}: truncated", path, header_bytes, file_bytes);
   std::string text(header_bytes, '\0');
   get(text.data(), header_bytes);
-  const auto header = safetensors_read_detail::parse_header(path, text);
+  const StrictJson header =
+      parse_strict_json(path + ": header", text, safetensors_read_detail::kMaxHeaderDepth);
 
   SafetensorsFile content;
   if (const auto metadata = header.find("__metadata__"); metadata != header.end())

@@ -93,7 +93,7 @@ void inspect_checkpoints(const std::string& path, std::vector<std::string>* prob
   for (const checkpoint::StepEntry& entry : steps) inspect_checkpoint(path + "/" + entry.name, problems);
   for (const std::string& stranger : strangers) print("{}/{}; ignored", path, stranger);
   for (const std::string& name : checkpoint::list_names(path))
-    if (checkpoint::leftover_process(name)) print("{}/{}: unfinished, ignored", path, name);
+    if (checkpoint::is_leftover(name)) print("{}/{}: unfinished, ignored", path, name);
 }
 
 void inspect_run(const std::string& path, std::vector<std::string>* problems) {

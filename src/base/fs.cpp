@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <glob.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -9,8 +10,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -30,6 +33,34 @@ int open_or_throw(const std::string& path, int flags, const char* purpose) {
 std::string parent_of(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
   return parent.empty() ? "." : parent;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+/// The process and host in a lock file's text, "process 4711 on host".
+struct LockOwner {
+  pid_t process = 0;  // 0: none
+  std::string host;
+};
+
+LockOwner parse_owner(const std::string& text) {
+  int process = 0;
+  char host[256] = {};
+  if (std::sscanf(text.c_str(), "process %d on %255[^\n]", &process, host) != 2) return {};
+  return {.process = process, .host = host};
+}
+
+std::string owner_text() { return fmt::format("process {} on {}", ::getpid(), host_name()); }
+
+/// Where the file system keeps no locks, what stands in the file decides (FileLock's rule in fs.h).
+bool may_take_over(const LockOwner& owner) {
+  if (owner.process == 0) return true;
+  if (owner.host != host_name()) return false;
+  return owner.process == ::getpid() || (::kill(owner.process, 0) != 0 && errno == ESRCH);
 }
 
 }  // namespace
@@ -144,13 +175,26 @@ void sync_directory(const std::string& path) {
   const int saved = errno;
   ::close(descriptor);
   errno = saved;
-  if (status != 0) throw EnvironmentError("{}: fsync of the directory failed: {}", path, reason());
+  // Some file systems cannot sync a directory and say so: their renames are as durable as they get.
+  if (status != 0 && errno != EINVAL && errno != ENOTSUP)
+    throw EnvironmentError("{}: fsync of the directory failed: {}", path, reason());
 }
 
 void create_directories(const std::string& path) {
-  std::error_code failure;
-  std::filesystem::create_directories(path, failure);
-  if (failure) throw EnvironmentError("{}: cannot create the directory: {}", path, failure.message());
+  std::filesystem::path made;
+  for (const std::filesystem::path& part : std::filesystem::path(path).lexically_normal()) {
+    made /= part;
+    std::error_code ignored;
+    if (part.empty() || std::filesystem::is_directory(made, ignored)) continue;
+    if (::mkdir(made.c_str(), 0777) == 0) {
+      sync_directory(parent_of(made.string()));
+      continue;
+    }
+    const int saved = errno;  // another process may have been faster
+    if (!std::filesystem::is_directory(made, ignored))
+      throw EnvironmentError("{}: cannot create the directory {}: {}", path, made.string(),
+                             std::strerror(saved));
+  }
 }
 
 uint64_t free_space_bytes(const std::string& path) {
@@ -164,16 +208,44 @@ uint64_t free_space_bytes(const std::string& path) {
 
 std::optional<FileLock> FileLock::try_acquire(const std::string& path, std::string* holder) {
   File file = File::open_for_appending(path);
-  if (::flock(file.descriptor(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) throw EnvironmentError("{}: cannot lock: {}", path, reason());
-    if (holder) *holder = read_file(path);
+  const bool taken = ::flock(file.descriptor(), LOCK_EX | LOCK_NB) == 0;
+  const int failure = taken ? 0 : errno;
+  const bool no_locks = failure == ENOSYS || failure == ENOLCK || failure == EOPNOTSUPP || failure == EINVAL;
+  if (!taken && !no_locks && failure != EWOULDBLOCK)
+    throw EnvironmentError("{}: cannot lock: {}", path, std::strerror(failure));
+  std::string text = read_file(path);
+  if (!taken && (!no_locks || !may_take_over(parse_owner(text)))) {
+    // A holder that has just taken the lock writes its name next.
+    for (int attempt = 0; text.empty() && attempt < 20; ++attempt) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      text = read_file(path);
+    }
+    if (text.empty()) text = "another process";
+    if (holder)
+      *holder = no_locks
+                    ? fmt::format("{} (its file system keeps no locks: if that process has ended, remove {})",
+                                  text, path)
+                    : text;
     return std::nullopt;
   }
-  char host[256] = {};
-  ::gethostname(host, sizeof(host) - 1);
   file.truncate(0);
-  file.write(fmt::format("process {} on {}", ::getpid(), host));
+  file.write(owner_text());
+  if (no_locks) {
+    // Two that start in the same moment: the last to write stays.
+    file.sync();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    if (text = read_file(path); text != owner_text()) {
+      if (holder) *holder = text;
+      return std::nullopt;
+    }
+  }
   return FileLock(std::move(file));
+}
+
+FileLock::~FileLock() {
+  // An orderly end leaves no name behind that a file system without locks would believe.
+  if (file_.descriptor() >= 0 && ::ftruncate(file_.descriptor(), 0) != 0)
+    log::warning("{}: cannot empty the lock file: {}", file_.path(), reason());
 }
 
 TemporaryDirectory::TemporaryDirectory() {

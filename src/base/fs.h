@@ -57,20 +57,25 @@ void durable_rename(const std::string& from, const std::string& to);
 void durable_exchange(const std::string& a, const std::string& b);
 
 void sync_directory(const std::string& path);
+/// Creates what is missing of the path; the new names survive a power cut.
 void create_directories(const std::string& path);
 
 /// Bytes that an unprivileged process may still write on the file system that holds `path` (or its nearest
 /// parent).
 uint64_t free_space_bytes(const std::string& path);
 
-/// An exclusive lock on a file, held for the object's life and released by the kernel when the process dies.
+/// An exclusive lock on a file, held for the object's life and released by the kernel when the process dies,
+/// on whatever host: a killed holder leaves no stale lock. On a file system without locks the file's text
+/// stands in, which names the holder: one that has ended on this host does not count, one of another host
+/// counts until somebody removes the file.
 class FileLock {
  public:
-  /// Undefined result when another process holds it; `holder` then receives what that process wrote into the
-  /// file.
+  /// Undefined result when another process holds it; `holder` then receives "process 4711 on host", and what
+  /// to do where the file system has no locks.
   static std::optional<FileLock> try_acquire(const std::string& path, std::string* holder);
   FileLock(FileLock&&) noexcept = default;
   FileLock& operator=(FileLock&&) noexcept = default;
+  ~FileLock();
 
  private:
   explicit FileLock(File file) : file_(std::move(file)) {}

@@ -1,5 +1,5 @@
-// Logging to stderr and, once a run has a directory, to its log.txt as well. Every line is flushed as it is
-// written, so a crash loses none. Results of commands go to stdout, never through here. Thread-safe.
+// Logging to stderr and, once a run has a directory, to its log.txt as well. Every line is in the file when
+// the call returns, so a crash loses none. Results of commands go to stdout, never through here. Thread-safe.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,9 +13,13 @@ namespace osdn::log {
 enum class Level { kDebug, kInfo, kWarning, kError };
 
 void write(Level level, std::string_view message);
+/// To the files alone: what a terminal shows in another form.
+void write_to_files(Level level, std::string_view message);
 void set_level(Level level);
 /// From now on every line also goes, appended, to this file. Throws EnvironmentError when it can't be opened.
 void add_file(const std::string& path);
+/// Of the file added last, or -1: for the handlers of fatal signals (base/crash.h).
+int file_descriptor();
 
 template <typename... Args>
 void debug(fmt::format_string<Args...> text, Args&&... args) {

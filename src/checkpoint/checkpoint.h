@@ -11,10 +11,13 @@
 #include <vector>
 
 #include "base/json.h"
+#include "checkpoint/verify.h"
 #include "config/config.h"
 #include "tensor/fwd.h"
 
 namespace osdn::checkpoint {
+
+class Publisher;
 
 /// One tensor of a checkpoint: on load and in a snapshot a contiguous fp32 CPU tensor.
 struct NamedTensor {
@@ -22,7 +25,8 @@ struct NamedTensor {
   at::Tensor value;
 };
 
-/// What is saved: host copies, owned by the snapshot (the trainer goes on changing its own).
+/// What is saved: host copies, owned by the snapshot (the trainer goes on changing its own). Without moments:
+/// a checkpoint of weights only.
 struct Snapshot {
   int64_t step = 0;
   std::vector<NamedTensor> weights;     // fp32 master weights by tensor name
@@ -41,52 +45,52 @@ struct Loaded {
       skipped;  // load_newest: newer or misnamed entries that were passed over, with the reason
 };
 
-/// State of one step directory.
-struct Verdict {
-  bool intact = false;
-  bool weights_only = false;
-  int64_t step = -1;    // of the manifest, when that could be read
-  std::string problem;  // file and reason when not intact
-};
-
-/// Checks manifest and digests of one step directory without loading tensors.
-Verdict verify(const std::string& directory);
-
 /// Loads one step directory, verified. Throws DataError naming file and reason.
 Loaded load(const std::string& directory);
 
-/// What load_newest does with the temporary names of killed writers. A reader beside a running trainer keeps
-/// them.
+/// What load_newest does with the temporary names of killed writers. Whoever holds the run's lock removes
+/// them: no writer can be alive beside it. A reader beside a running trainer keeps them.
 enum class Leftovers { kRemove, kKeep };
 
-/// The newest complete checkpoint with optimiser state below `checkpoints_directory`, verified; damaged or
-/// incomplete newer ones are logged by name and reason, listed in `skipped`, and passed over. nullopt when
-/// there is no checkpoint at all; DataError when there are some and none can be resumed from, so that a run
-/// never starts over unasked. Leftovers of writers that ended are reported and removed.
+/// Which checkpoints load_newest looks for: those that a run resumes from, or any with intact weights.
+enum class Wanted { kResumable, kWeights };
+
+/// The newest complete checkpoint (with optimiser state, unless only weights are wanted) below
+/// `checkpoints_directory`, verified; damaged or incomplete newer ones are logged by name and reason, listed
+/// in `skipped`, and passed over. nullopt when there is no checkpoint at all; DataError when there are some
+/// and none can be resumed from, so that a run never starts over unasked. Leftovers of killed writers are
+/// reported and removed.
 std::optional<Loaded> load_newest(const std::string& checkpoints_directory,
-                                  Leftovers leftovers = Leftovers::kRemove);
+                                  Leftovers leftovers = Leftovers::kRemove,
+                                  Wanted wanted = Wanted::kResumable);
 
 /// Writes checkpoints of one run; there is one Writer a run directory at a time. One writer thread; save()
 /// returns as soon as the snapshot is queued when asynchronous (at most one in flight: a second save waits
 /// for the first).
 class Writer {
  public:
+  /// Creates the directory and tries that it can be written to, so that a run ends before its first step and
+  /// not at its first checkpoint.
   Writer(std::string checkpoints_directory, config::Checkpoint options);
   ~Writer();  // waits for the write in flight; logs its error if it had one
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
 
-  /// Checks free space first. An error of an earlier background write surfaces here (EnvironmentError), once;
-  /// the snapshot given then is not saved.
-  void save(Snapshot snapshot);
+  /// Before the first save of a run that goes on from the checkpoint `name` (a directory's name), verified:
+  /// does what a kill may have kept an earlier process from, `latest` and the removal of older ones.
+  void adopt(const std::string& name);
+  /// Checks first that the directory is still there and has the space. An error of an earlier background
+  /// write surfaces here (EnvironmentError), once; the snapshot given then is not saved.
+  void save(const Snapshot& snapshot);
+  /// Throws the error of an earlier background write if there is one, once; never waits.
+  void check();
   /// Waits until everything queued is on the medium; throws the writer's error if there was one.
   void wait();
   /// Step of the newest checkpoint completed by this writer, or -1.
   int64_t newest_step() const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<Publisher> publisher_;
 };
 
 /// Bytes that a checkpoint of this many parameters takes (weights and both moments).

@@ -1,11 +1,9 @@
 #include "checkpoint/layout.h"
 
 #include <fmt/format.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 
 #include "base/error.h"
@@ -62,13 +60,13 @@ bool is_optimizer_name(std::string_view name) {
 
 std::string temporary_name(int64_t step) { return fmt::format(".tmp-{}-{}", step_name(step), ::getpid()); }
 
-std::optional<int64_t> leftover_process(std::string_view name) {
-  if (layout_detail::take_prefix(&name, "latest.tmp-")) return layout_detail::parse_digits(name);
-  if (!layout_detail::take_prefix(&name, ".tmp-")) return std::nullopt;
+bool is_leftover(std::string_view name) {
+  if (layout_detail::take_prefix(&name, "latest.tmp-")) return layout_detail::parse_digits(name).has_value();
+  if (!layout_detail::take_prefix(&name, ".tmp-")) return false;
   const size_t dash = name.find('-');
-  if (dash == std::string_view::npos || !parse_step_name(name.substr(0, dash))) return std::nullopt;
+  if (dash == std::string_view::npos || !parse_step_name(name.substr(0, dash))) return false;
   name.remove_prefix(dash + 1);
-  return layout_detail::parse_digits(name.substr(0, name.find(".old-")));
+  return layout_detail::parse_digits(name.substr(0, name.find(".old-"))).has_value();
 }
 
 std::vector<StepEntry> list_steps(const std::string& directory, std::vector<std::string>* strangers) {
@@ -92,16 +90,9 @@ std::vector<StepEntry> list_steps(const std::string& directory, std::vector<std:
 
 void remove_leftovers(const std::string& directory) {
   for (const std::string& name : list_names(directory)) {
-    const auto process = leftover_process(name);
-    if (!process) continue;
+    if (!is_leftover(name)) continue;
     const std::string path = directory + "/" + name;
-    const bool alive =
-        *process != ::getpid() && (::kill(static_cast<pid_t>(*process), 0) == 0 || errno == EPERM);
-    if (alive) {
-      log::warning("{}: unfinished checkpoint of process {}, which is alive: left alone", path, *process);
-      continue;
-    }
-    log::warning("{}: unfinished checkpoint of a process that ended: removed", path);
+    log::warning("{}: left unfinished by a process that ended: removed", path);
     remove_tree(path);
   }
 }

@@ -29,8 +29,8 @@ bool is_optimizer_name(std::string_view name);
 /// first.
 std::string temporary_name(int64_t step);
 
-/// Process id in `.tmp-step_DIGITS-PID` or `latest.tmp-PID`; nothing for any other name.
-std::optional<int64_t> leftover_process(std::string_view name);
+/// `.tmp-step_DIGITS-PID` or `latest.tmp-PID`: a name that only an unfinished write has.
+bool is_leftover(std::string_view name);
 
 struct StepEntry {
   int64_t step = 0;
@@ -46,8 +46,8 @@ std::vector<StepEntry> list_steps(const std::string& directory,
 /// listed.
 std::vector<std::string> list_names(const std::string& directory);
 
-/// Removes what killed writers left; a leftover whose process is alive (another one than this) is only
-/// reported.
+/// Removes and reports what killed writers left. For the holder of the run's lock alone: the process ids in
+/// the names say nothing about who is alive (containers use the same ones again), the lock does.
 void remove_leftovers(const std::string& directory);
 
 /// Last component of a path, with or without a slash at its end.

@@ -16,20 +16,6 @@
 namespace osdn::checkpoint {
 namespace load_detail {
 
-Json read_state(const std::string& directory, const Manifest& manifest) {
-  const std::string path = directory + "/" + kStateFile;
-  const std::string text = read_file(path);
-  check_digest(directory, manifest.file(kStateFile), digest(text).hex());
-  try {
-    Json state = Json::parse(text);
-    if (const int64_t step = state.at("step").get<int64_t>(); step != manifest.step)
-      throw DataError("{}: is of step {}, manifest.json of step {}", path, step, manifest.step);
-    return state;
-  } catch (const Json::exception& failure) {
-    throw DataError("{}: damaged: {}", path, failure.what());
-  }
-}
-
 /// One pass over the file: its tensors and the digest that the manifest must confirm.
 SafetensorsFile read_verified(const std::string& directory, const ManifestFile& file) {
   Digest128 found;
@@ -66,24 +52,6 @@ void compare_latest(const std::string& checkpoints_directory, const std::string&
 
 }  // namespace load_detail
 
-Verdict verify(const std::string& directory) {
-  Verdict verdict;
-  try {
-    const Manifest manifest = read_manifest(directory);
-    verdict.step = manifest.step;
-    verdict.weights_only = manifest.num_optimizer_shards == 0;
-    check_listing(directory, manifest);
-    load_detail::read_state(directory, manifest);
-    for (const ManifestFile& file : manifest.files)
-      if (file.name != kStateFile)
-        check_digest(directory, file, digest_file(directory + "/" + file.name).hex());
-    verdict.intact = true;
-  } catch (const Error& failure) {
-    verdict.problem = failure.what();
-  }
-  return verdict;
-}
-
 Loaded load(const std::string& directory) {
   const Manifest manifest = read_manifest(directory);
   check_listing(directory, manifest);
@@ -92,7 +60,7 @@ Loaded load(const std::string& directory) {
   loaded.weights_only = manifest.num_optimizer_shards == 0;
   Snapshot& snapshot = loaded.snapshot;
   snapshot.step = manifest.step;
-  snapshot.state = load_detail::read_state(directory, manifest);
+  snapshot.state = read_state(directory, manifest);
   snapshot.weights = load_detail::to_weights(
       directory + "/" + kModelFile, load_detail::read_verified(directory, manifest.file(kModelFile)));
   if (loaded.weights_only) return loaded;
@@ -106,7 +74,8 @@ Loaded load(const std::string& directory) {
   return loaded;
 }
 
-std::optional<Loaded> load_newest(const std::string& checkpoints_directory, Leftovers leftovers) {
+std::optional<Loaded> load_newest(const std::string& checkpoints_directory, Leftovers leftovers,
+                                  Wanted wanted) {
   if (leftovers == Leftovers::kRemove) remove_leftovers(checkpoints_directory);
   std::vector<std::string> skipped;
   std::vector<StepEntry> steps = list_steps(checkpoints_directory, &skipped);
@@ -117,7 +86,7 @@ std::optional<Loaded> load_newest(const std::string& checkpoints_directory, Left
     std::string problem;
     try {
       // Weights alone cannot be resumed from; the manifest says so before gigabytes are read.
-      if (read_manifest(directory).num_optimizer_shards > 0) {
+      if (wanted == Wanted::kWeights || read_manifest(directory).num_optimizer_shards > 0) {
         Loaded loaded = load(directory);
         load_detail::compare_latest(checkpoints_directory, entry->name);
         loaded.skipped = std::move(skipped);
@@ -130,6 +99,9 @@ std::optional<Loaded> load_newest(const std::string& checkpoints_directory, Left
     log::warning("checkpoint {} skipped: {}", entry->name, problem);
     skipped.push_back(entry->name + ": " + problem);
   }
+  if (!steps.empty() && wanted == Wanted::kWeights)
+    throw DataError("{}: none of {} checkpoints is intact; the newest: {}", checkpoints_directory,
+                    steps.size(), skipped[num_strangers]);
   if (!steps.empty())
     throw DataError(
         "{}: none of {} checkpoints can be resumed from; the newest: {}. Repair or remove them, or start "

@@ -120,4 +120,18 @@ void check_digest(const std::string& directory, const ManifestFile& file, const 
                     file.digest);
 }
 
+Json read_state(const std::string& directory, const Manifest& manifest) {
+  const std::string path = directory + "/" + kStateFile;
+  const std::string text = read_file(path);
+  check_digest(directory, manifest.file(kStateFile), digest(text).hex());
+  try {
+    Json state = Json::parse(text);
+    if (const int64_t step = state.at("step").get<int64_t>(); step != manifest.step)
+      throw DataError("{}: is of step {}, manifest.json of step {}", path, step, manifest.step);
+    return state;
+  } catch (const Json::exception& failure) {
+    throw DataError("{}: damaged: {}", path, failure.what());
+  }
+}
+
 }  // namespace osdn::checkpoint

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
+
 namespace osdn::checkpoint {
 
 struct ManifestFile {
@@ -31,6 +33,9 @@ Manifest read_manifest(const std::string& directory);
 
 /// Every named file is there with its size, and nothing else is. DataError naming file and reason otherwise.
 void check_listing(const std::string& directory, const Manifest& manifest);
+
+/// state.json, verified against the manifest's digest and step. DataError naming the file otherwise.
+Json read_state(const std::string& directory, const Manifest& manifest);
 
 /// Compares a digest that was computed while reading; DataError naming the file when they differ.
 void check_digest(const std::string& directory, const ManifestFile& file, const std::string& found);

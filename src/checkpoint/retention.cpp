@@ -7,9 +7,9 @@
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/log.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/verify.h"
 
 namespace osdn::checkpoint {
 namespace retention_detail {
@@ -27,10 +27,11 @@ Kind classify(const std::string& directory) {
   }
 }
 
-/// Moments that a weights-only manifest no longer names.
+/// Moments that a weights-only manifest no longer names, and what a kill left of writing that manifest.
 void remove_moments(const std::string& directory) {
   for (const std::string& name : list_names(directory))
-    if (is_optimizer_name(name)) remove_tree(directory + "/" + name);
+    if (is_optimizer_name(name) || name.starts_with(std::string(kManifestFile) + ".tmp-"))
+      remove_tree(directory + "/" + name);
 }
 
 }  // namespace retention_detail
@@ -69,6 +70,14 @@ void Retention::apply(const std::string& newest) {
     else
       remove_checkpoint(directory_, entry->name, entry->step);
   }
+}
+
+int64_t num_checkpoints(const std::string& checkpoints_directory) {
+  int64_t count = 0;
+  for (const StepEntry& entry : list_steps(checkpoints_directory))
+    if (retention_detail::classify(checkpoints_directory + "/" + entry.name) == retention_detail::Kind::kFull)
+      ++count;
+  return count;
 }
 
 void reduce_to_weights(const std::string& directory) {

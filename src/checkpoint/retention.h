@@ -27,6 +27,9 @@ class Retention {
   std::set<std::string> verified_;  // intact by full digest, or written by this process
 };
 
+/// Step directories with everything that a resume needs, by manifest and sizes; their content is not read.
+int64_t num_checkpoints(const std::string& checkpoints_directory);
+
 /// Turns a complete checkpoint into one of weights only: its manifest first, in one rename, then the moments
 /// go.
 void reduce_to_weights(const std::string& directory);

@@ -1,28 +1,21 @@
-#include <atomic>
-#include <condition_variable>
-#include <exception>
-#include <filesystem>
-#include <mutex>
-#include <thread>
+#include <map>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/hash.h"
-#include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/optimizer_shard.h"
-#include "checkpoint/retention.h"
+#include "checkpoint/publisher.h"
 #include "checkpoint/safetensors.h"
 #include "tensor/torch.h"
 
 namespace osdn::checkpoint {
 namespace writer_detail {
-
-// Manifest, directory entries and the file systems' own rounding.
-constexpr uint64_t kSlackBytes = uint64_t{64} << 10;
 
 /// Everything that goes into the files, taken from the snapshot without copying a tensor.
 struct Content {
@@ -32,6 +25,7 @@ struct Content {
   std::vector<MomentSlice> slices;
   std::string state;
   ShardPlace place() const { return {.step = step, .rank = 0, .world_size = 1}; }
+  bool weights_only() const { return slices.empty(); }
 };
 
 void check_tensor(const NamedTensor& tensor) {
@@ -41,8 +35,9 @@ void check_tensor(const NamedTensor& tensor) {
 }
 
 Content to_content(const Snapshot& snapshot) {
-  OSDN_ASSERT(snapshot.exp_avg.size() == snapshot.weights.size() &&
-                  snapshot.exp_avg_sq.size() == snapshot.weights.size(),
+  const bool weights_only = snapshot.exp_avg.empty() && snapshot.exp_avg_sq.empty();
+  OSDN_ASSERT(weights_only || (snapshot.exp_avg.size() == snapshot.weights.size() &&
+                               snapshot.exp_avg_sq.size() == snapshot.weights.size()),
               "checkpoint: {} weights, {} and {} moments", snapshot.weights.size(), snapshot.exp_avg.size(),
               snapshot.exp_avg_sq.size());
   OSDN_ASSERT(snapshot.step >= 0, "checkpoint of step {}", snapshot.step);
@@ -54,6 +49,11 @@ Content to_content(const Snapshot& snapshot) {
   std::map<std::string, at::Tensor> first;
   for (const NamedTensor& tensor : snapshot.exp_avg) first[tensor.name] = tensor.value;
   for (const NamedTensor& weight : snapshot.weights) {
+    if (weights_only) {
+      check_tensor(weight);
+      content.weights.emplace_back(weight.name, weight.value);
+      continue;
+    }
     const NamedTensor exp_avg = {weight.name, first[weight.name]};
     const NamedTensor exp_avg_sq = {weight.name, second[weight.name]};
     for (const NamedTensor* tensor : {&weight, &exp_avg, &exp_avg_sq}) check_tensor(*tensor);
@@ -76,169 +76,50 @@ Content to_content(const Snapshot& snapshot) {
   return content;
 }
 
-uint64_t needed_bytes(const Content& content) {
-  return safetensors_bytes(content.weights, content.metadata) +
-         optimizer_shard_bytes(content.place(), content.slices) + content.state.size() + kSlackBytes;
-}
-
-void check_space(const std::string& directory, const Content& content) {
-  const uint64_t needed = needed_bytes(content);
-  const uint64_t available = free_space_bytes(directory);
-  if (available < needed)
-    throw EnvironmentError(
-        "{}: not enough space for the checkpoint of step {}: needed {} bytes ({:.2f} GiB), available {} "
-        "({:.2f} GiB); "
-        "free some, or lower checkpoint.keep_last",
-        directory, content.step, needed, double(needed) / (1 << 30), available,
-        double(available) / (1 << 30));
-}
-
-ManifestFile write_text(const std::string& directory, const std::string& name, const std::string& text) {
-  File file = File::create(directory + "/" + name);
-  file.write(text);
-  file.sync();
-  return {name, text.size(), digest(text).hex()};
-}
-
-ManifestFile entry_of(const std::string& directory, const std::string& name, const Digest128& found) {
-  return {name, std::filesystem::file_size(directory + "/" + name), found.hex()};
-}
-
-/// All files of the checkpoint, durable, in a directory that has a temporary name.
-void stage(const std::string& staged, const Content& content) {
-  remove_tree(staged);
-  create_directories(staged);
-  Manifest manifest;
-  manifest.step = content.step;
-  manifest.num_optimizer_shards = 1;
-  manifest.files.push_back(entry_of(
-      staged, kModelFile, write_safetensors(staged + "/" + kModelFile, content.weights, content.metadata)));
-  manifest.files.push_back(write_text(staged, kStateFile, content.state));
-  const std::string optimizer = optimizer_name(0, 1);
-  manifest.files.push_back(entry_of(
-      staged, optimizer, write_optimizer_shard(staged + "/" + optimizer, content.place(), content.slices)));
-  write_text(staged, kManifestFile, to_text(manifest));
-  sync_directory(staged);
-}
-
-/// Gives the staged directory its final name; what had that name before is gone only after it.
-void publish(const std::string& staged, const std::string& target) {
-  if (!std::filesystem::exists(std::filesystem::symlink_status(target))) {
-    durable_rename(staged, target);
-    return;
-  }
-  durable_exchange(staged, target);
-  remove_tree(staged);
+/// The files that the publisher writes; each keeps the content alive.
+PendingCheckpoint to_pending(const std::shared_ptr<const Content>& content) {
+  PendingCheckpoint pending{
+      .step = content->step, .num_optimizer_shards = content->weights_only() ? 0 : 1, .files = {}};
+  pending.files.push_back({.name = kModelFile,
+                           .size_bytes = safetensors_bytes(content->weights, content->metadata),
+                           .write = [content](const std::string& path) {
+                             return write_safetensors(path, content->weights, content->metadata);
+                           }});
+  pending.files.push_back(
+      {.name = kStateFile, .size_bytes = content->state.size(), .write = [content](const std::string& path) {
+         File file = File::create(path);
+         file.write(content->state);
+         file.sync();
+         return digest(content->state);
+       }});
+  if (content->weights_only()) return pending;
+  pending.files.push_back({.name = optimizer_name(0, 1),
+                           .size_bytes = optimizer_shard_bytes(content->place(), content->slices),
+                           .write = [content](const std::string& path) {
+                             return write_optimizer_shard(path, content->place(), content->slices);
+                           }});
+  return pending;
 }
 
 }  // namespace writer_detail
 
-struct Writer::Impl {
-  std::string directory;
-  config::Checkpoint options;
-  Retention retention;
-  std::atomic<int64_t> newest{-1};
-
-  std::mutex mutex;  // guards the members below
-  std::condition_variable changed;
-  std::optional<Snapshot> queued;  // set: waiting for, or being written by, the thread
-  bool stop = false;
-  std::exception_ptr failure;
-  std::thread thread;  // started by the first asynchronous save
-
-  Impl(std::string where, config::Checkpoint wanted)
-      : directory(std::move(where)),
-        options(wanted),
-        retention(directory, wanted.keep_last, wanted.keep_every_steps) {}
-
-  void write(const Snapshot& snapshot) {
-    const std::string name = step_name(snapshot.step);
-    const std::string staged = directory + "/" + temporary_name(snapshot.step);
-    const writer_detail::Content content = writer_detail::to_content(snapshot);
-    try {
-      writer_detail::check_space(directory, content);
-      writer_detail::stage(staged, content);
-      writer_detail::publish(staged, directory + "/" + name);
-    } catch (const std::exception& reason) {
-      remove_tree(staged);
-      throw EnvironmentError(
-          "checkpoint of step {} was not written ({} bytes): {}; complete checkpoints are untouched",
-          snapshot.step, writer_detail::needed_bytes(content), reason.what());
-    }
-    newest = snapshot.step;
-    // From here on the checkpoint counts: what fails now is housekeeping, which the next save repeats.
-    try {
-      atomic_write(directory + "/" + kLatestFile, name + "\n");
-      retention.apply(name);
-    } catch (const std::exception& reason) {
-      log::warning("checkpoint {} is complete, but: {}", name, reason.what());
-    }
-  }
-
-  void run() {
-    std::unique_lock lock(mutex);
-    for (;;) {
-      changed.wait(lock, [&] { return queued || stop; });
-      if (!queued) return;
-      lock.unlock();
-      std::exception_ptr caught;
-      try {
-        write(*queued);
-      } catch (...) {
-        caught = std::current_exception();
-      }
-      lock.lock();
-      queued.reset();
-      if (caught) failure = caught;
-      changed.notify_all();
-    }
-  }
-
-  void wait() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return !queued; });
-    if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
-  }
-};
-
 Writer::Writer(std::string checkpoints_directory, config::Checkpoint options)
-    : impl_(std::make_unique<Impl>(std::move(checkpoints_directory), options)) {}
+    : publisher_(std::make_unique<Publisher>(std::move(checkpoints_directory), options)) {}
 
-Writer::~Writer() {
-  try {
-    wait();
-  } catch (const std::exception& failure) {
-    log::error("{}", failure.what());
-  }
-  {
-    const std::lock_guard lock(impl_->mutex);
-    impl_->stop = true;
-  }
-  impl_->changed.notify_all();
-  if (impl_->thread.joinable()) impl_->thread.join();
+Writer::~Writer() = default;
+
+void Writer::adopt(const std::string& name) { publisher_->adopt(name); }
+
+void Writer::save(const Snapshot& snapshot) {
+  publisher_->save(writer_detail::to_pending(
+      std::make_shared<const writer_detail::Content>(writer_detail::to_content(snapshot))));
 }
 
-void Writer::save(Snapshot snapshot) {
-  wait();
-  if (!std::filesystem::exists(impl_->directory)) {
-    create_directories(impl_->directory);
-    const std::string parent = std::filesystem::path(impl_->directory).parent_path().string();
-    sync_directory(parent.empty() ? "." : parent);
-  }
-  writer_detail::check_space(impl_->directory, writer_detail::to_content(snapshot));
-  if (!impl_->options.asynchronous) {
-    impl_->write(snapshot);
-    return;
-  }
-  const std::lock_guard lock(impl_->mutex);
-  if (!impl_->thread.joinable()) impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
-  impl_->queued = std::move(snapshot);
-  impl_->changed.notify_all();
-}
+void Writer::check() { publisher_->check(); }
 
-void Writer::wait() { impl_->wait(); }
+void Writer::wait() { publisher_->wait(); }
 
-int64_t Writer::newest_step() const { return impl_->newest; }
+int64_t Writer::newest_step() const { return publisher_->newest_step(); }
 
 uint64_t checkpoint_bytes(int64_t num_parameters) {
   return static_cast<uint64_t>(num_parameters) * 3 * sizeof(float) + (uint64_t{1} << 20);

@@ -1,5 +1,7 @@
 #include "metrics/jsonl_writer.h"
 
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <optional>
 
@@ -93,6 +95,16 @@ JsonlWriter::JsonlWriter(const std::string& path, int64_t last_step) : file_(Fil
 
 void JsonlWriter::append(const StepRecord& record) { file_.write(to_json_line(record) + "\n"); }
 
-void JsonlWriter::sync() { file_.sync(); }
+void JsonlWriter::sync() {
+  file_.sync();
+  struct stat open {};
+  struct stat named {};
+  // Without this a run whose directory was removed, or replaced by an editor, would go on writing into
+  // nothing.
+  if (::fstat(file_.descriptor(), &open) != 0 || ::stat(file_.path().c_str(), &named) != 0 ||
+      open.st_dev != named.st_dev || open.st_ino != named.st_ino)
+    throw EnvironmentError("{}: was moved, removed or replaced while the run was writing to it",
+                           file_.path());
+}
 
 }  // namespace osdn::metrics

@@ -17,6 +17,7 @@ class JsonlWriter {
   JsonlWriter(const std::string& path, int64_t last_step);
   void append(const StepRecord& record);
   /// Returns after all lines are on the medium: called before a checkpoint is renamed into place.
+  /// EnvironmentError also when the file at the path is no longer the one that is written.
   void sync();
 
  private:

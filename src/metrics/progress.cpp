@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 
 #include "base/log.h"
 
@@ -78,20 +79,24 @@ Progress::~Progress() {
 void Progress::update(int64_t done, const std::string& text) {
   const auto now = std::chrono::steady_clock::now();
   rate_.add(now, done);
-  // Logs of a day-long job stay readable: a line every 5 seconds at first, every minute in the end.
-  const double elapsed = Seconds(now - started_).count();
-  const double interval = terminal_ ? 0.1 : std::clamp(elapsed / 10, 5.0, 60.0);
-  if (shown_ && done < total_ && Seconds(now - last_shown_).count() < interval) return;
-  shown_ = true;
-  last_shown_ = now;
-  if (terminal_) {
+  const auto due = [&](const std::optional<std::chrono::steady_clock::time_point>& last, double interval) {
+    return !last || done >= total_ || Seconds(now - *last).count() >= interval;
+  };
+  if (terminal_ && due(shown_, 0.1)) {
+    shown_ = now;
     // Back to the first column at the end: a log line that comes next starts there.
     const std::string bar = progress_bar(title_, done, total_, rate_, text, terminal_width() - 1);
     std::fprintf(stderr, "\r%s\x1b[K\r", bar.c_str());
     std::fflush(stderr);
-  } else {
-    log::info("{}", progress_line(title_, done, total_, rate_, text));
   }
+  // Logs of a day-long job stay readable: a line every 5 seconds at first, every minute in the end.
+  if (!due(logged_, std::clamp(Seconds(now - started_).count() / 10, 5.0, 60.0))) return;
+  logged_ = now;
+  const std::string line = progress_line(title_, done, total_, rate_, text);
+  if (terminal_)
+    log::write_to_files(log::Level::kInfo, line);
+  else
+    log::info("{}", line);
 }
 
 std::string progress_bar(const std::string& title, int64_t done, int64_t total, const RateMeter& rate,

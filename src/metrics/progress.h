@@ -1,10 +1,11 @@
-// Progress of long work on stderr: one line redrawn in place on a terminal, plain lines at growing intervals
-// otherwise. With rate and time left, from a sliding window.
+// Progress of long work: one line redrawn in place on a terminal, and plain lines at growing intervals in the
+// log (stderr when that is no terminal, log.txt always). With rate and time left, from a sliding window.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -42,9 +43,9 @@ class Progress {
   std::string title_;
   int64_t total_ = 0;
   bool terminal_ = false;
-  bool shown_ = false;
   std::chrono::steady_clock::time_point started_;
-  std::chrono::steady_clock::time_point last_shown_;
+  std::optional<std::chrono::steady_clock::time_point> shown_;   // on the terminal
+  std::optional<std::chrono::steady_clock::time_point> logged_;  // as a line
   RateMeter rate_;
 };
 

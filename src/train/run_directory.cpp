@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "config/yaml.h"
 
 namespace osdn::train {
@@ -39,7 +40,16 @@ std::string absolute(const std::string& path) {
 }  // namespace
 
 RunDirectory::RunDirectory(const config::Run& run)
-    : path_(absolute(run.directory + "/" + run.name)), lock_(lock_or_throw(path_)) {}
+    : path_(absolute(run.directory + "/" + run.name)), lock_(lock_or_throw(path_)) {
+  // What a kill left of the files that are replaced whole; the lock says that nobody is writing them.
+  for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+    const std::string name = entry.path().filename().string();
+    if (!starts_with(name, "config.yaml.tmp-") && !starts_with(name, "environment.json.tmp-")) continue;
+    std::error_code failure;
+    std::filesystem::remove(entry.path(), failure);
+    if (failure) log::warning("{}: cannot remove: {}", entry.path().string(), failure.message());
+  }
+}
 
 std::optional<config::Config> RunDirectory::stored_config() const {
   const std::string file = path_ + "/config.yaml";
@@ -58,8 +68,15 @@ config::Config reconcile(const config::Config& stored, config::Config config) {
   if (!config.train.cuda_graph) config.train.cuda_graph = stored.train.cuda_graph;
   if (config.train.precision == config::Precision::kAuto) config.train.precision = stored.train.precision;
   if (config.run.device == config::Device::kAuto) config.run.device = stored.run.device;
+  // Where the data lies is no part of the run, what it is is: digests of shards and tokenizer are compared
+  // when they are opened. So a run may move to another folder or machine.
+  config::Config known = stored;
+  known.data.tokenizer = config.data.tokenizer;
+  known.data.validation = config.data.validation;
+  if (known.data.train.size() == config.data.train.size())
+    for (size_t i = 0; i < known.data.train.size(); ++i) known.data.train[i].path = config.data.train[i].path;
   std::string refused;
-  for (const std::string& difference : config::differences(stored, config))
+  for (const std::string& difference : config::differences(known, config))
     if (!may_differ(difference)) refused += "\n  " + difference;
   if (!refused.empty())
     throw UserError(

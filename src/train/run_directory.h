@@ -32,7 +32,8 @@ class RunDirectory {
 
 /// Takes automatic values (micro-batch, device, precision, vocabulary) that `config` leaves open from the
 /// stored run, and throws UserError naming every key that must not differ but does (model, data, optimizer,
-/// seed, and train settings except steps, micro-batch, graph and recompute).
+/// seed, and train settings except steps, micro-batch, graph and recompute). Paths of the data may differ:
+/// their content is compared by digest when they are opened.
 config::Config reconcile(const config::Config& stored, config::Config config);
 
 /// Makes relative paths of the configuration absolute, against the working directory.

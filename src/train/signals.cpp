@@ -12,6 +12,7 @@ namespace {
 constexpr std::array kHandledSignals = {SIGTERM, SIGUSR1, SIGINT};
 std::atomic<int> received_signal{0};
 std::array<struct sigaction, kHandledSignals.size()> previous_actions;
+struct sigaction previous_pipe_action;
 
 int exit_code_of(int signal) {
   return static_cast<int>(signal == SIGINT ? ExitCode::kInterrupted : ExitCode::kTerminated);
@@ -33,11 +34,15 @@ SignalGuard::SignalGuard() {
   action.sa_flags = SA_RESTART;
   for (size_t i = 0; i < kHandledSignals.size(); ++i)
     ::sigaction(kHandledSignals[i], &action, &previous_actions[i]);
+  // A reader of the log that goes away (`osdn train ... 2>&1 | head`) must not end the training.
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &action, &previous_pipe_action);
 }
 
 SignalGuard::~SignalGuard() {
   for (size_t i = 0; i < kHandledSignals.size(); ++i)
     ::sigaction(kHandledSignals[i], &previous_actions[i], nullptr);
+  ::sigaction(SIGPIPE, &previous_pipe_action, nullptr);
 }
 
 std::optional<ExitCode> SignalGuard::requested() const {

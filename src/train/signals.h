@@ -1,5 +1,5 @@
 // SIGTERM, SIGUSR1 and SIGINT ask the run to finish its step, write a checkpoint and exit; a second signal
-// ends the process at once, which loses nothing that was complete.
+// ends the process at once, which loses nothing that was complete. SIGPIPE is ignored.
 #pragma once
 
 #include <optional>

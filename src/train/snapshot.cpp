@@ -50,8 +50,8 @@ void copy_into(const std::string& directory, const char* what,
 checkpoint::Loaded open_checkpoint(const std::string& path) {
   if (std::filesystem::exists(path + "/manifest.json")) return checkpoint::load(path);
   const bool is_run = std::filesystem::is_directory(path + "/checkpoints");
-  std::optional<checkpoint::Loaded> newest =
-      checkpoint::load_newest(is_run ? path + "/checkpoints" : path, checkpoint::Leftovers::kKeep);
+  std::optional<checkpoint::Loaded> newest = checkpoint::load_newest(
+      is_run ? path + "/checkpoints" : path, checkpoint::Leftovers::kKeep, checkpoint::Wanted::kWeights);
   if (!newest)
     throw UserError(
         "{}: expected a run directory, or a checkpoint (a folder step_N with manifest.json); found none "

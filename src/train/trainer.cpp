@@ -1,13 +1,16 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <optional>
 
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/retention.h"
 #include "config/yaml.h"
 #include "data/loader.h"
 #include "dist/communicator.h"
@@ -43,6 +46,7 @@ class Trainer {
   ExitCode run();
 
  private:
+  ExitCode run_steps();
   void start_fresh();
   void resume(const checkpoint::Loaded& loaded);
   void check_space() const;
@@ -71,7 +75,8 @@ class Trainer {
   std::optional<checkpoint::Writer> checkpoints_;
   StepPlan plan_;
   double flops_per_token_ = 0;
-  int64_t saved_step_ = -1;
+  int64_t saved_at_start_ = -1;  // step of the checkpoint resumed from
+  int64_t saved_step_ = -1;      // of the newest snapshot handed to the writer
   Clock::time_point saved_at_ = Clock::now();
 };
 
@@ -136,6 +141,7 @@ Trainer::Trainer(config::Config config, const std::vector<std::string>& command_
   metrics_.emplace(directory_.metrics(), state_.step);
   if (config_.metrics.tensorboard) tensorboard_.emplace(directory_.path() + "/tensorboard");
   checkpoints_.emplace(directory_.checkpoints(), config_.checkpoint);
+  if (newest) checkpoints_->adopt(std::filesystem::path(newest->directory).filename().string());
   describe_run(command_line);
 }
 
@@ -156,20 +162,24 @@ void Trainer::start_fresh() {
 void Trainer::resume(const checkpoint::Loaded& loaded) {
   restore(loaded, *arena_);
   state_ = TrainState::from_json(loaded.snapshot.state);
-  saved_step_ = state_.step;
+  saved_step_ = saved_at_start_ = state_.step;
   log::info("resuming from {} (step {}, {} samples consumed)", loaded.directory, state_.step,
             state_.samples_consumed);
 }
 
 void Trainer::check_space() const {
-  const uint64_t needed = checkpoint::checkpoint_bytes(arena_->num_parameters()) *
-                          static_cast<uint64_t>(config_.checkpoint.keep_last + 1);
-  const uint64_t free = free_space_bytes(directory_.path());
-  if (free < needed)
+  // Those of an earlier start lie there already; one more than are kept is there while it is written.
+  const int64_t missing = std::max<int64_t>(
+      1, config_.checkpoint.keep_last + 1 - checkpoint::num_checkpoints(directory_.checkpoints()));
+  const uint64_t needed =
+      checkpoint::checkpoint_bytes(arena_->num_parameters()) * static_cast<uint64_t>(missing);
+  const uint64_t available = free_space_bytes(directory_.checkpoints());
+  if (available < needed)
     throw EnvironmentError(
-        "{}: {:.2f} GB are free, but checkpoint.keep_last: {} needs {:.2f} GB; free space or keep fewer",
-        directory_.path(), static_cast<double>(free) / 1e9, config_.checkpoint.keep_last,
-        static_cast<double>(needed) / 1e9);
+        "{}: not enough space: {} more checkpoint{} (checkpoint.keep_last: {}) need {} bytes ({:.2f} GiB), "
+        "available {} ({:.2f} GiB); free some, or lower checkpoint.keep_last",
+        directory_.checkpoints(), missing, missing == 1 ? "" : "s", config_.checkpoint.keep_last, needed,
+        static_cast<double>(needed) / (1 << 30), available, static_cast<double>(available) / (1 << 30));
 }
 
 void Trainer::describe_run(const std::vector<std::string>& command_line) {
@@ -296,6 +306,19 @@ void Trainer::save() {
 }
 
 ExitCode Trainer::run() {
+  try {
+    return run_steps();
+  } catch (...) {
+    // Where a run ended belongs into its log, whatever ended it; the caller tells why.
+    const int64_t saved = std::max(saved_at_start_, checkpoints_->newest_step());
+    log::error("{}: ends after step {}; {}", config_.run.name, state_.step,
+               saved < 0 ? std::string("there is no checkpoint yet")
+                         : fmt::format("the newest checkpoint is of step {}", saved));
+    throw;
+  }
+}
+
+ExitCode Trainer::run_steps() {
   if (state_.step >= config_.train.steps) {
     log::info("{}: all {} steps are done; raise train.steps to go on", config_.run.name, config_.train.steps);
     return ExitCode::kDone;
@@ -308,6 +331,7 @@ ExitCode Trainer::run() {
       record.validation = eval::validate(*model_, *validation_, device_);
     write(record);
     progress.update(state_.step, metrics::summary(record));
+    checkpoints_->check();
 
     const std::optional<ExitCode> stop = signals_.requested();
     const bool minutes_up =

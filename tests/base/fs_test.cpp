@@ -182,6 +182,35 @@ TEST_CASE("a lock excludes a second holder, tells who has it, and ends with its 
   ::close(ready[1]);
 }
 
+TEST_CASE("a lock that ends in order leaves no name behind, a killed one is taken over", "[fs]") {
+  const osdn::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/lock";
+  {
+    const auto held = osdn::FileLock::try_acquire(path, nullptr);
+    REQUIRE(held.has_value());
+    CHECK(osdn::read_file(path).find("process ") == 0);
+  }
+  CHECK(osdn::read_file(path).empty());
+  // As after a kill, on this host or another: the kernel's lock is gone, so the name does not count.
+  for (const char* stale : {"process 1 on elsewhere", "process 999999999 on here", "nonsense"}) {
+    osdn::atomic_write(path, stale);
+    CHECK(osdn::FileLock::try_acquire(path, nullptr).has_value());
+  }
+}
+
+TEST_CASE("a missing path is created whole and an existing one left alone", "[fs]") {
+  const osdn::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a/b//c/";
+  osdn::create_directories(path);
+  osdn::create_directories(path);
+  CHECK(std::filesystem::is_directory(directory.path() + "/a/b/c"));
+  osdn::atomic_write(directory.path() + "/a/file", "text");
+  const std::string message =
+      fs_test::environment_error([&] { osdn::create_directories(directory.path() + "/a/file/d"); });
+  CHECK(fs_test::contains(message, directory.path() + "/a/file/d: cannot create the directory " +
+                                       directory.path() + "/a/file: File exists"));
+}
+
 TEST_CASE("a temporary directory goes with everything in it", "[fs]") {
   std::string path;
   {

@@ -101,3 +101,32 @@ TEST_CASE("a log file that can't be opened is named", "[log]") {
   }
   CHECK(log_test::contains(message, "/dev/null/log.txt"));
 }
+
+TEST_CASE("a log file that can no longer be written is told once and the lines go on", "[log]") {
+  const osdn::TemporaryDirectory directory;
+  const int status = log_test::in_child(directory.path(), [&] {
+    osdn::log::add_file("/dev/full");
+    for (int i = 0; i < 3; ++i) osdn::log::info("line {}", i);
+  });
+  CHECK(status == 0);
+  const std::string text = osdn::read_file(directory.path() + "/err");
+  CHECK(log_test::contains(text, "/dev/full: writing"));
+  CHECK(log_test::contains(text, "No space left on device; lines go on to stderr"));
+  CHECK(text.find("No space left") == text.rfind("No space left"));
+  for (const char* line : {"line 0", "line 1", "line 2"}) CHECK(log_test::contains(text, line));
+}
+
+TEST_CASE("lines for the files alone do not reach the terminal", "[log]") {
+  const osdn::TemporaryDirectory directory;
+  log_test::in_child(directory.path(), [&] {
+    osdn::log::add_file(directory.path() + "/log.txt");
+    osdn::log::write_to_files(osdn::log::Level::kInfo, "step 7");
+    osdn::log::info("both");
+  });
+  const std::string file = osdn::read_file(directory.path() + "/log.txt");
+  const std::string terminal = osdn::read_file(directory.path() + "/err");
+  CHECK(log_test::contains(file, "info step 7\n"));
+  CHECK(log_test::contains(file, "info both\n"));
+  CHECK_FALSE(log_test::contains(terminal, "step 7"));
+  CHECK(log_test::contains(terminal, "both"));
+}

@@ -1,5 +1,10 @@
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <chrono>
 #include <filesystem>
 #include <string>
+#include <thread>
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/retention.h"
@@ -15,6 +20,27 @@ using checkpoint_test::options;
 using checkpoint_test::snapshot;
 
 using Names = std::vector<std::string>;
+
+/// For its lifetime no file of this process grows beyond the limit; a write that would fails with EFBIG.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t size_bytes) {
+    previous_handler_ = ::signal(SIGXFSZ, SIG_IGN);
+    ::getrlimit(RLIMIT_FSIZE, &previous_);
+    const rlimit limit = {.rlim_cur = size_bytes, .rlim_max = previous_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &previous_);
+    ::signal(SIGXFSZ, previous_handler_);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  rlimit previous_ = {};
+  void (*previous_handler_)(int) = nullptr;
+};
 
 }  // namespace writer_test
 
@@ -132,17 +158,76 @@ TEST_CASE("an error of the background writer surfaces once, naming step and path
   writer_test::ck::Writer writer(root, writer_test::options(2, 0, true));
   writer.save(writer_test::snapshot(1));
   writer.wait();
-  // A file where the writer stages its directory: it cannot know before it tries.
-  std::filesystem::remove_all(root);
-  checkpoint_test::write_bytes(root, "not a directory");
-  writer.save(writer_test::snapshot(2));
-  const std::string message = writer_test::message_of<osdn::EnvironmentError>([&] { writer.wait(); });
-  CHECK(writer_test::contains(message, "checkpoint of step 2 was not written"));
-  CHECK(writer_test::contains(message, root));
-  std::filesystem::remove(root);
-  writer.save(writer_test::snapshot(3));
+  writer.check();
+  {
+    // Files may not grow beyond this: it cannot know before it tries.
+    const writer_test::FileSizeLimit limit(100'000);
+    writer.save(writer_test::snapshot(2, 4096));
+    const std::string message = writer_test::message_of<osdn::EnvironmentError>([&] { writer.wait(); });
+    CHECK(writer_test::contains(message, "checkpoint of step 2 was not written"));
+    CHECK(writer_test::contains(message, root));
+    CHECK(writer_test::contains(message, "File too large"));
+    writer.save(writer_test::snapshot(3, 4096));
+    std::string checked = "nothing was thrown";
+    for (int i = 0; i < 5000 && !writer_test::contains(checked, "step 3 was not written"); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      checked = writer_test::message_of<osdn::EnvironmentError>([&] { writer.check(); });
+    }
+    CHECK(writer_test::contains(checked, "step 3 was not written"));
+  }
+  writer.save(writer_test::snapshot(4));
   writer.wait();
-  CHECK(osdn::checkpoint::load_newest(root)->snapshot.step == 3);
+  CHECK(osdn::checkpoint::load_newest(root)->snapshot.step == 4);
+  CHECK(writer_test::names_in(root) == writer_test::Names{"latest", "step_00000001", "step_00000004"});
+}
+
+TEST_CASE("a directory that vanished or was replaced is not written to", "[writer]") {
+  const osdn::TemporaryDirectory directory;
+  const std::string root = directory.path() + "/checkpoints";
+  for (const bool asynchronous : {false, true}) {
+    writer_test::ck::Writer writer(root, writer_test::options(2, 0, asynchronous));
+    writer.save(writer_test::snapshot(1));
+    writer.wait();
+    const std::string moved = directory.path() + "/moved" + std::to_string(asynchronous ? 1 : 0);
+    std::filesystem::rename(root, moved);
+    const auto save = [&] { writer.save(writer_test::snapshot(2)); };
+    CHECK(writer_test::contains(writer_test::message_of<osdn::EnvironmentError>(save), root + ": "));
+    CHECK(writer_test::contains(writer_test::message_of<osdn::EnvironmentError>(save), "vanished"));
+    std::filesystem::create_directory(root);
+    CHECK(
+        writer_test::contains(writer_test::message_of<osdn::EnvironmentError>(save), "is another directory"));
+    CHECK(std::filesystem::is_empty(root));
+    CHECK(osdn::checkpoint::load_newest(moved)->snapshot.step == 1);
+    // Back in its place it is the same one.
+    std::filesystem::remove(root);
+    std::filesystem::rename(moved, root);
+    save();
+    writer.wait();
+    CHECK(osdn::checkpoint::load_newest(root)->snapshot.step == 2);
+    std::filesystem::remove_all(root);
+  }
+}
+
+TEST_CASE("a directory that cannot be written to is named before anything is saved", "[writer]") {
+  const osdn::TemporaryDirectory directory;
+  checkpoint_test::write_bytes(directory.path() + "/checkpoints", "a file");
+  const std::string message = writer_test::message_of<osdn::EnvironmentError>(
+      [&] { writer_test::ck::Writer(directory.path() + "/checkpoints", writer_test::options()); });
+  CHECK(writer_test::contains(message, directory.path() + "/checkpoints"));
+  CHECK(writer_test::contains(message, "cannot create the directory"));
+}
+
+TEST_CASE("what a kill kept a process from is done when its checkpoint is adopted", "[writer]") {
+  const osdn::TemporaryDirectory directory;
+  const std::string root = directory.path();
+  for (int64_t step = 1; step <= 4; ++step) checkpoint_test::write_one(root, step);
+  checkpoint_test::write_bytes(root + "/latest", "step_00000001\n");
+  writer_test::ck::Writer writer(root, writer_test::options(1, 2));
+  writer.adopt("step_00000004");
+  CHECK(osdn::read_file(root + "/latest") == "step_00000004\n");
+  CHECK(writer_test::names_in(root) == writer_test::Names{"latest", "step_00000002", "step_00000004"});
+  CHECK(osdn::checkpoint::verify(root + "/step_00000002").weights_only);
+  CHECK(writer.newest_step() == -1);
 }
 
 TEST_CASE("checkpoint_bytes is at least what a checkpoint takes", "[writer]") {

@@ -1,8 +1,10 @@
 #include "data/loader.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
+#include <thread>
 #include <tuple>
 
 #include "base/fs.h"
@@ -156,6 +158,81 @@ TEST_CASE("Resuming anywhere continues the straight run", "[loader]") {
     resumed.samples_consumed = consumed;
     const std::vector<int32_t> rest = loader_test::straight(data.sources(), resumed, kSteps - stop);
     CHECK(std::equal(rest.begin(), rest.end(), reference.begin() + 6 * stop, reference.end()));
+  }
+}
+
+TEST_CASE("What was read ahead does not count, whoever is slower, on any rank", "[loader]") {
+  const loader_test::Fixture data;
+  constexpr int64_t kStop = 3;
+  for (const int64_t prefetch : {1, 4, 16})
+    for (const int64_t world : {1, 2})
+      for (const bool slow_consumer : {true, false})
+        for (int64_t rank = 0; rank < world; ++rank) {
+          CAPTURE(prefetch, world, slow_consumer, rank);
+          LoaderOptions options = loader_test::options(8, 4, 2);
+          options.world_size = world;
+          options.rank = rank;
+          options.prefetch = prefetch;
+          const int64_t micro = 2 / world;
+          std::vector<std::vector<int32_t>> straight;  // of this rank, by step
+          Loader all(data.sources(), options);
+          for (int64_t step = 0; step < 2 * kStop; ++step) {
+            straight.emplace_back();
+            for (int64_t i = 0; i < micro; ++i)
+              for (const int32_t head : loader_test::heads(all.next(), 8)) straight.back().push_back(head);
+          }
+          Loader first(data.sources(), options);
+          for (int64_t i = 0; i < kStop * micro; ++i) {
+            // A slow consumer finds everything read ahead, a quick one waits for every batch.
+            if (slow_consumer) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+            first.next();
+          }
+          options.samples_consumed = first.samples_consumed();
+          CHECK(options.samples_consumed == kStop * 4);
+          Loader second(data.sources(), options);
+          for (int64_t step = kStop; step < 2 * kStop; ++step) {
+            std::vector<int32_t> found;
+            for (int64_t i = 0; i < micro; ++i)
+              for (const int32_t head : loader_test::heads(second.next(), 8)) found.push_back(head);
+            CHECK(found == straight[static_cast<size_t>(step)]);
+          }
+        }
+}
+
+TEST_CASE("Another world size and micro-batch after a resume see the same global batches", "[loader]") {
+  const loader_test::Fixture data;
+  const auto batches = [&](int64_t world, int64_t micro, int64_t consumed, int64_t global, int64_t steps) {
+    LoaderOptions options = loader_test::options(8, global, micro);
+    options.world_size = world;
+    options.samples_consumed = consumed;
+    return loader_test::straight(data.sources(), options, steps);
+  };
+  const std::vector<int32_t> reference = batches(2, 4, 0, 8, 12);
+  const std::vector<int32_t> head = batches(2, 4, 0, 8, 5);
+  CHECK(std::equal(head.begin(), head.end(), reference.begin()));
+  for (const auto& [world, micro] : {std::pair{4, 2}, {1, 4}, {1, 8}}) {
+    CAPTURE(world, micro);
+    const std::vector<int32_t> rest = batches(world, micro, 5 * 8, 8, 7);
+    CHECK(std::equal(rest.begin(), rest.end(), reference.begin() + 5 * 8, reference.end()));
+  }
+  // With the batch doubled the next unseen sample comes next.
+  const std::vector<int32_t> doubled = batches(2, 4, 5 * 8, 16, 3);
+  CHECK(std::equal(doubled.begin(), doubled.end(), reference.begin() + 5 * 8));
+}
+
+TEST_CASE("A stop after any step of three epochs continues with the marks that were next", "[loader]") {
+  const TemporaryDirectory folder;
+  const std::string path = folder.path() + "/s.h5";
+  test::write_numbered_shard(path, 0, {41});  // 10 windows of 4
+  const std::vector<config::WeightedSource> sources = {{.path = path, .weight = 1.0}};
+  const std::vector<int32_t> marks = loader_test::straight(sources, loader_test::options(4, 2, 2), 15);
+  CHECK(std::set<int32_t>(marks.begin(), marks.begin() + 10).size() == 10);
+  for (int64_t stop = 1; stop < 15; ++stop) {
+    LoaderOptions options = loader_test::options(4, 2, 2);
+    options.samples_consumed = 2 * stop;
+    const std::vector<int32_t> rest = loader_test::straight(sources, options, 15 - stop);
+    CAPTURE(stop);
+    CHECK(std::equal(rest.begin(), rest.end(), marks.begin() + 2 * stop, marks.end()));
   }
 }
 

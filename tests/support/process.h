@@ -51,6 +51,8 @@ class Process {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
+  /// Process id while it runs.
+  pid_t id() const { return pid_; }
   void signal(int number) const { ::kill(pid_, number); }
 
   bool running() {

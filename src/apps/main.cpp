@@ -8,7 +8,9 @@
 #include <string>
 
 #include "apps/config.h"
+#include "apps/export.h"
 #include "apps/generate.h"
+#include "apps/import.h"
 #include "apps/inspect.h"
 #include "apps/prepare.h"
 #include "apps/report.h"
@@ -57,6 +59,8 @@ int run(int argc, char** argv) {
   add_generate(root);
   add_report(root);
   add_inspect(root);
+  add_import(root);
+  add_export(root);
   add_config(root);
   try {
     root.parse(argc, argv);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs the tests.
 #   scripts/test.sh         source checks, the ci build, every test that this machine can run but `slow` and `interop`
-#   scripts/test.sh --all   also the sanitizer build with the unit label, `slow`, and clang-tidy on what changed
+#   scripts/test.sh --all   also `slow`, `interop`, the sanitizer build with the unit label, and clang-tidy on what changed
 # The plain cmake and ctest lines are printed as they run. Environment: OSDN_TIDY_FILES, files that clang-tidy reads at
 # most (16; it needs up to 45 seconds each).
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -108,6 +108,7 @@ phase 'build ci' configure_and_build ci || finish
 phase 'tests' default_labels || true
 if [ "$all" = yes ]; then
   if has_label ci slow; then phase 'tests: slow' run_ctest ci --label-regex '^slow$' || true; fi
+  if has_label ci interop; then phase 'tests: interop' run_ctest ci --label-regex '^interop$' || true; fi
   if phase 'build asan' configure_and_build asan; then
     phase 'tests: asan' run_ctest asan --label-regex '^unit$' --exclude-regex '^scripts\.' || true
   fi

@@ -1,38 +1,27 @@
 #include <fcntl.h>
-#include <hdf5.h>
 #include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/hash.h"
-#include "data/detail/hdf5.h"
+#include "data/detail/hdf5_file.h"
 #include "data/shard.h"
 
 namespace osdn::data {
 namespace shard_reader_detail {
 
-using detail::Hdf5Id;
-
 constexpr const char* kRemedy = "make it again with `osdn prepare`";
 constexpr int64_t kVerifyBlock = 1 << 20;  // tokens
-
-/// How the tokens lie in the file.
-struct Storage {
-  std::string type_name;
-  uint64_t file_offset = 0;  // bytes, of contiguous data
-  size_t size_bytes = 2;     // of one token
-  bool contiguous = false;   // at file_offset, so that no library is needed
-  bool big_endian = false;
-  bool is_signed = false;
-};
 
 template <typename T>
 int64_t load_integer(const char* bytes, bool big_endian) {
@@ -49,19 +38,19 @@ int64_t load_integer(const char* bytes, bool big_endian) {
   return static_cast<int64_t>(value);
 }
 
-int64_t load_token(const char* bytes, const Storage& storage, bool big_endian) {
-  switch (storage.size_bytes) {
+int64_t load_integer_of(const char* bytes, const detail::Hdf5Type& type) {
+  switch (type.size_bytes) {
     case 1:
-      return storage.is_signed ? load_integer<int8_t>(bytes, false) : load_integer<uint8_t>(bytes, false);
+      return type.is_signed ? load_integer<int8_t>(bytes, false) : load_integer<uint8_t>(bytes, false);
     case 2:
-      return storage.is_signed ? load_integer<int16_t>(bytes, big_endian)
-                               : load_integer<uint16_t>(bytes, big_endian);
+      return type.is_signed ? load_integer<int16_t>(bytes, type.big_endian)
+                            : load_integer<uint16_t>(bytes, type.big_endian);
     case 4:
-      return storage.is_signed ? load_integer<int32_t>(bytes, big_endian)
-                               : load_integer<uint32_t>(bytes, big_endian);
+      return type.is_signed ? load_integer<int32_t>(bytes, type.big_endian)
+                            : load_integer<uint32_t>(bytes, type.big_endian);
     default:
-      return storage.is_signed ? load_integer<int64_t>(bytes, big_endian)
-                               : load_integer<uint64_t>(bytes, big_endian);
+      return type.is_signed ? load_integer<int64_t>(bytes, type.big_endian)
+                            : load_integer<uint64_t>(bytes, type.big_endian);
   }
 }
 
@@ -87,32 +76,16 @@ File open_checked(const std::string& path) {
   return file;
 }
 
-bool has_link(int64_t file, const char* name) { return H5Lexists(file, name, H5P_DEFAULT) > 0; }
+/// The chunk that this thread unpacked last: windows and whole passes both come back to it.
+struct UnpackedChunk {
+  uint64_t owner = 0;
+  uint64_t first = 0;
+  std::string bytes;
+};
 
-std::optional<int64_t> integer_attribute(int64_t file, const char* name) {
-  if (H5Aexists(file, name) <= 0) return std::nullopt;
-  const Hdf5Id attribute(H5Aopen(file, name, H5P_DEFAULT), H5Aclose);
-  const Hdf5Id type(H5Aget_type(attribute.get()), H5Tclose);
-  const Hdf5Id space(H5Aget_space(attribute.get()), H5Sclose);
-  int64_t value = 0;
-  if (H5Tget_class(type.get()) != H5T_INTEGER || H5Sget_simple_extent_npoints(space.get()) != 1 ||
-      H5Aread(attribute.get(), H5T_NATIVE_INT64, &value) < 0)
-    return std::nullopt;
-  return value;
-}
-
-std::optional<std::string> text_attribute(int64_t file, const char* name) {
-  if (H5Aexists(file, name) <= 0) return std::nullopt;
-  const Hdf5Id attribute(H5Aopen(file, name, H5P_DEFAULT), H5Aclose);
-  const Hdf5Id type(H5Aget_type(attribute.get()), H5Tclose);
-  const Hdf5Id space(H5Aget_space(attribute.get()), H5Sclose);
-  if (H5Tget_class(type.get()) != H5T_STRING || H5Tis_variable_str(type.get()) > 0 ||
-      H5Sget_simple_extent_npoints(space.get()) != 1)
-    return std::nullopt;
-  std::string value(H5Tget_size(type.get()), '\0');
-  if (H5Aread(attribute.get(), type.get(), value.data()) < 0) return std::nullopt;
-  value.resize(std::min(value.size(), value.find('\0')));
-  return value;
+uint64_t next_owner() {
+  static std::atomic<uint64_t> counter{0};
+  return ++counter;
 }
 
 }  // namespace shard_reader_detail
@@ -120,9 +93,9 @@ std::optional<std::string> text_attribute(int64_t file, const char* name) {
 struct ShardReader::Impl {
   std::string path;
   std::optional<File> raw;
-  detail::Hdf5Id file;  // both open only when reading needs the library
-  detail::Hdf5Id tokens;
-  shard_reader_detail::Storage storage;
+  std::optional<detail::Hdf5File> file;
+  detail::Hdf5Dataset tokens;
+  uint64_t owner = shard_reader_detail::next_owner();
   int64_t num_tokens = 0;
   int64_t vocab_size = 0;
   int64_t text_bytes = 0;
@@ -133,25 +106,24 @@ struct ShardReader::Impl {
   std::vector<int64_t> document_bytes;
 
   void read_attributes();
-  int64_t open_dataset(const char* name, detail::Hdf5Id* dataset, std::string* type_name) const;
+  detail::Hdf5Dataset integers(const char* name) const;
   void open_tokens();
-  void check_filters(int64_t creation) const;
   std::vector<int64_t> read_int64(const char* name) const;
   void read_documents();
-  void read_raw(int64_t position, int64_t count, std::vector<char>* bytes) const;
-  void read_through_library(int64_t position, int64_t count, std::vector<char>* bytes) const;
+  void read_raw(uint64_t start, uint64_t size, char* out) const;
+  void read_stored(const detail::Hdf5Dataset& dataset, uint64_t first, uint64_t count, char* out) const;
 };
 
 void ShardReader::Impl::read_attributes() {
   const auto text = [&](const char* name) {
-    const auto value = shard_reader_detail::text_attribute(file.get(), name);
+    const auto value = file->text_attribute(name);
     if (!value)
       throw DataError("{}: not a shard: it has no text attribute `{}` ({})", path, name,
                       shard_reader_detail::kRemedy);
     return *value;
   };
   const auto integer = [&](const char* name) {
-    const auto value = shard_reader_detail::integer_attribute(file.get(), name);
+    const auto value = file->integer_attribute(name);
     if (!value)
       throw DataError("{}: not a shard: it has no integer attribute `{}` ({})", path, name,
                       shard_reader_detail::kRemedy);
@@ -176,77 +148,44 @@ void ShardReader::Impl::read_attributes() {
   }
 }
 
-/// Number of elements of a one-dimensional integer dataset.
-int64_t ShardReader::Impl::open_dataset(const char* name, detail::Hdf5Id* dataset,
-                                        std::string* type_name) const {
-  if (!shard_reader_detail::has_link(file.get(), name))
+/// A one-dimensional dataset of integers that can be read.
+detail::Hdf5Dataset ShardReader::Impl::integers(const char* name) const {
+  std::optional<detail::Hdf5Dataset> dataset = file->dataset(name);
+  if (!dataset)
     throw DataError("{}: not a shard: it has no dataset `{}` ({})", path, name, shard_reader_detail::kRemedy);
-  *dataset = detail::Hdf5Id(H5Dopen2(file.get(), name, H5P_DEFAULT), H5Dclose);
-  if (!dataset->valid())
-    throw DataError("{}: cannot open dataset `{}`: {}", path, name, detail::hdf5_failure());
-  const detail::Hdf5Id type(H5Dget_type(dataset->get()), H5Tclose);
-  const detail::Hdf5Id space(H5Dget_space(dataset->get()), H5Sclose);
-  *type_name = detail::hdf5_type_name(type.get());
-  const size_t size = H5Tget_size(type.get());
-  if (H5Tget_class(type.get()) != H5T_INTEGER || (size != 1 && size != 2 && size != 4 && size != 8))
-    throw DataError("{}: dataset `{}`: expected integers, found {} ({})", path, name, *type_name,
+  if (dataset->type.kind != detail::Hdf5Type::Kind::kInteger)
+    throw DataError("{}: dataset `{}`: expected integers, found {} ({})", path, name, dataset->type.name,
                     shard_reader_detail::kRemedy);
-  const int rank = H5Sget_simple_extent_ndims(space.get());
-  if (rank != 1)
-    throw DataError("{}: dataset `{}`: expected one dimension, found {} of {} ({})", path, name, rank,
-                    *type_name, shard_reader_detail::kRemedy);
-  return H5Sget_simple_extent_npoints(space.get());
-}
-
-void ShardReader::Impl::check_filters(int64_t creation) const {
-  for (int i = 0; i < H5Pget_nfilters(creation); ++i) {
-    unsigned flags = 0;
-    unsigned config = 0;
-    size_t num_values = 0;
-    char name[64] = {};
-    const H5Z_filter_t filter = H5Pget_filter2(creation, static_cast<unsigned>(i), &flags, &num_values,
-                                               nullptr, sizeof(name), name, &config);
-    if (H5Zfilter_avail(filter) <= 0)
+  if (dataset->dims.size() != 1)
+    throw DataError("{}: dataset `{}`: expected one dimension, found {} of {} ({})", path, name,
+                    dataset->dims.size(), dataset->type.name, shard_reader_detail::kRemedy);
+  for (const detail::Hdf5Filter& filter : dataset->filters)
+    if (filter.id < detail::Hdf5Filter::kDeflate || filter.id > detail::Hdf5Filter::kFletcher32)
       throw DataError(
-          "{}: dataset `tokens` ({}) is compressed with filter {} \"{}\", which is not installed here ({}, "
-          "or "
+          "{}: dataset `{}` ({}) is compressed with filter {} \"{}\", which is not installed here ({}, or "
           "unpack it with h5repack -f NONE)",
-          path, storage.type_name, static_cast<int>(filter), name, shard_reader_detail::kRemedy);
-  }
+          path, name, dataset->type.name, filter.id, filter.name, shard_reader_detail::kRemedy);
+  return std::move(*dataset);
 }
 
 void ShardReader::Impl::open_tokens() {
-  const int64_t found = open_dataset("tokens", &tokens, &storage.type_name);
-  if (found != num_tokens)
+  tokens = integers("tokens");
+  if (const uint64_t found = tokens.num_elements(); found != static_cast<uint64_t>(num_tokens))
     throw DataError("{}: attribute num_tokens says {}, dataset `tokens` holds {} ({})", path, num_tokens,
                     found, shard_reader_detail::kRemedy);
   if (num_tokens == 0)
     throw DataError("{}: the shard holds no tokens ({})", path, shard_reader_detail::kRemedy);
-  const detail::Hdf5Id type(H5Dget_type(tokens.get()), H5Tclose);
-  const detail::Hdf5Id creation(H5Dget_create_plist(tokens.get()), H5Pclose);
-  check_filters(creation.get());
-  storage.size_bytes = H5Tget_size(type.get());
-  storage.big_endian = H5Tget_order(type.get()) == H5T_ORDER_BE;
-  storage.is_signed = H5Tget_sign(type.get()) != H5T_SGN_NONE;
-  const haddr_t address = H5Dget_offset(tokens.get());
-  storage.contiguous = H5Pget_layout(creation.get()) == H5D_CONTIGUOUS && address != HADDR_UNDEF &&
-                       H5Pget_external_count(creation.get()) == 0;
-  if (!storage.contiguous) return;
-  storage.file_offset = address;
-  const uint64_t end = address + static_cast<uint64_t>(num_tokens) * storage.size_bytes;
-  if (end > raw->size_bytes())
-    throw DataError("{}: truncated: {} tokens end at byte {}, the file has {} ({})", path, num_tokens, end,
-                    raw->size_bytes(), shard_reader_detail::kRemedy);
 }
 
 std::vector<int64_t> ShardReader::Impl::read_int64(const char* name) const {
-  detail::Hdf5Id dataset;
-  std::string type_name;
-  const int64_t size = open_dataset(name, &dataset, &type_name);
-  std::vector<int64_t> values(static_cast<size_t>(size));
-  if (size > 0 && H5Dread(dataset.get(), H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()) < 0)
-    throw DataError("{}: cannot read dataset `{}`: {} ({})", path, name, detail::hdf5_failure(),
-                    shard_reader_detail::kRemedy);
+  const detail::Hdf5Dataset dataset = integers(name);
+  const uint64_t size = dataset.num_elements();  // whose bytes lie in the file
+  std::vector<char> bytes(size * dataset.type.size_bytes);
+  read_stored(dataset, 0, size, bytes.data());
+  std::vector<int64_t> values(size);
+  for (size_t i = 0; i < size; ++i)
+    values[i] =
+        shard_reader_detail::load_integer_of(bytes.data() + i * dataset.type.size_bytes, dataset.type);
   return values;
 }
 
@@ -267,62 +206,66 @@ void ShardReader::Impl::read_documents() {
   if (document_bytes.size() + 1 != document_offsets.size())
     throw DataError("{}: document_bytes: expected {} entries, found {} ({})", path,
                     document_offsets.size() - 1, document_bytes.size(), shard_reader_detail::kRemedy);
-  for (const int64_t bytes : document_bytes) text_bytes += bytes;
+  for (const int64_t bytes : document_bytes)
+    if (bytes < 0 || __builtin_add_overflow(text_bytes, bytes, &text_bytes))
+      throw DataError("{}: document_bytes: expected lengths, found {} ({})", path, bytes,
+                      shard_reader_detail::kRemedy);
 }
 
-void ShardReader::Impl::read_raw(int64_t position, int64_t count, std::vector<char>* bytes) const {
-  size_t done = 0;
-  const uint64_t start = storage.file_offset + static_cast<uint64_t>(position) * storage.size_bytes;
-  bytes->resize(static_cast<size_t>(count) * storage.size_bytes);
-  while (done < bytes->size()) {
-    const ssize_t got = ::pread(raw->descriptor(), bytes->data() + done, bytes->size() - done,
-                                static_cast<off_t>(start + done));
+void ShardReader::Impl::read_raw(uint64_t start, uint64_t size, char* out) const {
+  for (uint64_t done = 0; done < size;) {
+    const ssize_t got = ::pread(raw->descriptor(), out + done, size - done, static_cast<off_t>(start + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0)
-      throw EnvironmentError("{}: reading {} bytes at {} failed: {}", path, bytes->size(), start,
+      throw EnvironmentError("{}: reading {} bytes at {} failed: {}", path, size, start,
                              std::strerror(errno));
     if (got == 0)
       throw DataError("{}: the file has become shorter while it was read: nothing at byte {} ({})", path,
                       start + done, shard_reader_detail::kRemedy);
-    done += static_cast<size_t>(got);
+    done += static_cast<uint64_t>(got);
   }
 }
 
-/// Chunked, compressed or external data, in the file's own integer type but this machine's byte order.
-void ShardReader::Impl::read_through_library(int64_t position, int64_t count,
-                                             std::vector<char>* bytes) const {
-  const detail::Hdf5Guard guard;
-  bytes->resize(static_cast<size_t>(count) * storage.size_bytes);
-  const auto first = static_cast<hsize_t>(position);
-  const auto size = static_cast<hsize_t>(count);
-  const detail::Hdf5Id stored(H5Dget_type(tokens.get()), H5Tclose);
-  const detail::Hdf5Id native(H5Tget_native_type(stored.get(), H5T_DIR_ASCEND), H5Tclose);
-  const detail::Hdf5Id file_space(H5Dget_space(tokens.get()), H5Sclose);
-  const detail::Hdf5Id memory_space(H5Screate_simple(1, &size, nullptr), H5Sclose);
-  if (H5Sselect_hyperslab(file_space.get(), H5S_SELECT_SET, &first, nullptr, &size, nullptr) < 0 ||
-      H5Dread(tokens.get(), native.get(), memory_space.get(), file_space.get(), H5P_DEFAULT, bytes->data()) <
-          0)
-    throw DataError("{}: cannot read {} tokens at {}: {} ({})", path, count, position, detail::hdf5_failure(),
-                    shard_reader_detail::kRemedy);
+/// Elements as they are stored.
+void ShardReader::Impl::read_stored(const detail::Hdf5Dataset& dataset, uint64_t first, uint64_t count,
+                                    char* out) const {
+  const uint64_t width = dataset.type.size_bytes;
+  if (!dataset.chunked) {
+    read_raw(dataset.address + first * width, count * width, out);
+    return;
+  }
+  thread_local shard_reader_detail::UnpackedChunk unpacked;
+  for (uint64_t done = 0; done < count;) {
+    const uint64_t position = first + done;
+    const detail::Hdf5Chunk& chunk = dataset.chunks[position / dataset.chunk_elements];
+    const uint64_t inside = position - chunk.first;
+    const uint64_t taken = std::min(count - done, dataset.chunk_elements - inside);
+    char* target = out + done * width;
+    if (dataset.filters.empty()) {
+      read_raw(chunk.address + inside * width, taken * width, target);
+    } else {
+      if (unpacked.owner != owner || unpacked.first != chunk.address) {
+        unpacked.owner = 0;  // stays so when the chunk is damaged
+        std::string stored(chunk.size_bytes, '\0');
+        read_raw(chunk.address, chunk.size_bytes, stored.data());
+        unpacked.bytes = detail::unpack_chunk(dataset, chunk, std::move(stored), path);
+        unpacked.first = chunk.address;
+        unpacked.owner = owner;
+      }
+      std::memcpy(target, unpacked.bytes.data() + inside * width, taken * width);
+    }
+    done += taken;
+  }
 }
 
 ShardReader::ShardReader(const std::string& path) : impl_(std::make_unique<Impl>()) {
   impl_->path = path;
   impl_->raw = shard_reader_detail::open_checked(path);
-  const detail::Hdf5Guard guard;
-  const detail::Hdf5Id access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  H5Pset_file_locking(access.get(), false, true);
-  impl_->file = detail::Hdf5Id(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
-  if (!impl_->file.valid())
-    throw DataError("{}: truncated or damaged HDF5 file, {} bytes: {} ({})", path, impl_->raw->size_bytes(),
-                    detail::hdf5_failure(), shard_reader_detail::kRemedy);
+  impl_->file.emplace(*impl_->raw);
   impl_->read_attributes();
   impl_->open_tokens();
   impl_->read_documents();
-  if (impl_->storage.contiguous) {
-    impl_->tokens.reset();
-    impl_->file.reset();
-  }
+  impl_->file.reset();
 }
 
 ShardReader::~ShardReader() = default;
@@ -330,18 +273,15 @@ ShardReader::~ShardReader() = default;
 void ShardReader::read(int64_t position, int64_t count, int32_t* out) const {
   OSDN_ASSERT(position >= 0 && count >= 0 && position + count <= impl_->num_tokens, "{}: tokens {}+{} of {}",
               impl_->path, position, count, impl_->num_tokens);
-  thread_local std::vector<char> bytes;
-  const auto& storage = impl_->storage;
   if (count == 0) return;
-  if (storage.contiguous) {
-    impl_->read_raw(position, count, &bytes);
-  } else {
-    impl_->read_through_library(position, count, &bytes);
-  }
+  thread_local std::vector<char> bytes;
+  const detail::Hdf5Type& type = impl_->tokens.type;
+  bytes.resize(static_cast<size_t>(count) * type.size_bytes);
+  impl_->read_stored(impl_->tokens, static_cast<uint64_t>(position), static_cast<uint64_t>(count),
+                     bytes.data());
   for (int64_t i = 0; i < count; ++i) {
     const int64_t token =
-        shard_reader_detail::load_token(bytes.data() + static_cast<size_t>(i) * storage.size_bytes, storage,
-                                        storage.contiguous && storage.big_endian);
+        shard_reader_detail::load_integer_of(bytes.data() + static_cast<size_t>(i) * type.size_bytes, type);
     if (token < 0 || token >= impl_->vocab_size)
       throw DataError("{}: token {} is {}, expected 0 to {}, the vocabulary's range ({})", impl_->path,
                       position + i, token, impl_->vocab_size - 1, shard_reader_detail::kRemedy);
@@ -379,6 +319,6 @@ const std::string& ShardReader::tokens_digest() const { return impl_->tokens_dig
 const std::vector<std::string>& ShardReader::source_names() const { return impl_->source_names; }
 const std::vector<int64_t>& ShardReader::document_offsets() const { return impl_->document_offsets; }
 const std::vector<int64_t>& ShardReader::document_bytes() const { return impl_->document_bytes; }
-std::string ShardReader::stored_type() const { return impl_->storage.type_name; }
+std::string ShardReader::stored_type() const { return impl_->tokens.type.name; }
 
 }  // namespace osdn::data

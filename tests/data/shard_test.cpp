@@ -282,12 +282,10 @@ TEST_CASE("Positions beyond 2^31 tokens are read where they are", "[shard]") {
   CAPTURE(chunked);
   const hid_t creation = H5Pcreate(H5P_DATASET_CREATE);
   const hsize_t chunk = 1 << 20;
-  if (chunked) {
-    H5Pset_chunk(creation, 1, &chunk);
-  } else {  // the file is sparse: 4 GB long, a few KB on the disk
-    H5Pset_alloc_time(creation, H5D_ALLOC_TIME_EARLY);
-    H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER);
-  }
+  if (chunked) H5Pset_chunk(creation, 1, &chunk);
+  // The file is sparse: 4 GB long, a few KB on the disk.
+  H5Pset_alloc_time(creation, H5D_ALLOC_TIME_EARLY);
+  H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER);
   test::ForeignShard shard;
   shard.dims[0] = kTokens;
   shard.creation = creation;
@@ -323,7 +321,7 @@ TEST_CASE("Many threads read many shards at once and see the right tokens", "[sh
     paths.push_back(folder.path() + "/s" + std::to_string(i) + ".h5");
     test::write_numbered_shard(paths.back(), i * 10000, {4000, 6000});
   }
-  // One more that only the library can read.
+  // One more in chunks.
   const std::vector<int32_t> values = test::numbered(40000, 10000);
   const hid_t creation = H5Pcreate(H5P_DATASET_CREATE);
   const hsize_t chunk = 512;

@@ -34,29 +34,4 @@ std::string hdf5_failure() {
   return line.empty() ? "no reason given" : line;
 }
 
-std::string hdf5_type_name(int64_t type) {
-  const Hdf5Guard guard;
-  const H5T_class_t kind = H5Tget_class(type);
-  const size_t bits = 8 * H5Tget_size(type);
-  const char* order = H5Tget_order(type) == H5T_ORDER_BE ? "big-endian" : "little-endian";
-  switch (kind) {
-    case H5T_INTEGER:
-      return fmt::format("{}int{}, {}", H5Tget_sign(type) == H5T_SGN_NONE ? "u" : "", bits, order);
-    case H5T_FLOAT:
-      return fmt::format("float{}, {}", bits, order);
-    case H5T_STRING:
-      return "string";
-    case H5T_COMPOUND:
-      return "compound";
-    case H5T_ENUM:
-      return "enumeration";
-    case H5T_ARRAY:
-      return "array";
-    case H5T_VLEN:
-      return "variable-length sequence";
-    default:
-      return "other";
-  }
-}
-
 }  // namespace osdn::data::detail

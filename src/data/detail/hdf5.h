@@ -1,4 +1,4 @@
-// The few things of HDF5 that the shard writer and reader share. hid_t is int64_t (asserted in the .cpp).
+// The few things of the HDF5 library that the shard writer needs. hid_t is int64_t (asserted in the .cpp).
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,5 @@ class Hdf5Id {
 
 /// What the library says of its last failure, outermost first, on one line.
 std::string hdf5_failure();
-
-/// "uint16, big-endian", "float32, little-endian", "string", ... of an open datatype.
-std::string hdf5_type_name(int64_t type);
 
 }  // namespace osdn::data::detail

@@ -18,11 +18,20 @@ namespace input_stream_detail {
 constexpr size_t kBufferBytes = 256 << 10;
 constexpr int kGzipOnly = 16 + MAX_WBITS;  // windowBits of inflateInit2: a gzip header, the largest window
 constexpr int kLargestZstdWindow = 31;     // zstd --long=31
+constexpr int kUsualZstdWindow = 27;       // what every decoder takes
 constexpr std::string_view kGzipMagic = "\x1F\x8B";
 constexpr std::string_view kZstdMagic = "\x28\xB5\x2F\xFD";
 
 bool ends_with(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+/// The window that a zstd file of this size may ask for, as a power of two: a small file that asks for
+/// gigabytes of memory is damaged or hostile.
+int zstd_window(uint64_t file_bytes) {
+  int window = kUsualZstdWindow;
+  while (window < kLargestZstdWindow && file_bytes >> (window - 10) != 0) ++window;
+  return window;
 }
 
 /// The file and the stretch of it that waits to be unpacked.
@@ -38,6 +47,7 @@ class PackedFile {
     position_ = 0;
     return size_ > 0;
   }
+  uint64_t file_bytes() const { return file_.size_bytes(); }
   const char* data() const { return buffer_.data() + position_; }
   size_t available() const { return size_ - position_; }
   void take(size_t bytes) { position_ += bytes; }
@@ -156,7 +166,7 @@ class ZstdStream : public InputStream {
   explicit ZstdStream(const std::string& path)
       : file_(path, "zstd"), stream_(ZSTD_createDStream(), ZSTD_freeDStream) {
     if (stream_ == nullptr) throw EnvironmentError("{}: zstd cannot start: out of memory", path);
-    ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, kLargestZstdWindow);
+    ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, zstd_window(file_.file_bytes()));
   }
 
   size_t read(char* buffer, size_t size_bytes) override {

@@ -1,6 +1,7 @@
 // Bytes of an input file, unpacked on the way: plain, gzip (members one after the other) or zstd (frames one
 // after the other). Memory is a few buffers, whatever the size of the file; a zstd frame made with a long
-// window takes that window, at most 2 GiB.
+// window takes that window, at most 128 MiB or, in files above 128 KiB, about a thousand times the file and 2
+// GiB.
 #pragma once
 
 #include <cstddef>

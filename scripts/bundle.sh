@@ -3,7 +3,7 @@
 # libraries it needs, configurations, documentation, notices. Copy it anywhere and start its bin/osdn (docs/install.md).
 #   scripts/bundle.sh [FOLDER]        build/bundle unless given, relative to the repository; an earlier bundle is replaced
 #     --cpu                           a build without CUDA, for a LibTorch without CUDA
-#     --with-parquet                  also the reader of Parquet files (needs a build with Arrow)
+#     --with-parquet                  also the reader of Parquet files and Arrow, 50 MB (needs a build with Arrow)
 #     --build BUILD                   takes the program of this build folder as it is, instead of the release build
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -50,6 +50,12 @@ trap 'rm -rf "$stage"' EXIT
 chmod 755 "$stage"
 mkdir "$stage/content"
 run cmake --install "$build" --prefix "$stage/content" --strip >/dev/null
+if [ "$parquet" = yes ]; then
+  [ -x "$build/lib/osdn_parquet" ] ||
+    fail 3 "$build has no Parquet reader: Arrow was not found when it was configured (scripts/setup.sh fetches it)"
+  run cmake --install "$build" --prefix "$stage/content" --component parquet --strip >/dev/null
+  max_mb=120
+fi
 
 # --- Which package each library is, and its notice.
 declare -A packages=([libcli11-dev]= [nlohmann-json3-dev]= [libfmt-dev]= [libspdlog-dev]= [libjs-chart.js]=)
@@ -71,6 +77,12 @@ if command -v dpkg-query >/dev/null; then
     \"$name\": \"$(dpkg-query -W -f '${source:Package} ${Version}' "$package")\""
   done < <(sort "$stage/content/lib/origins.txt"; for name in libstdc++.so.6 libgcc_s.so.1; do echo "$name $(g++ -print-file-name=$name)"; done)
   mkdir "$stage/content/licenses"
+  if [ "$parquet" = yes ]; then
+    find .deps/pyarrow-*.dist-info '(' -name 'LICENSE*' -o -name 'NOTICE*' ')' -print0 2>/dev/null | sort -z |
+      xargs -0 -r cat >"$stage/content/licenses/arrow.txt"
+    [ -s "$stage/content/licenses/arrow.txt" ] ||
+      fail 3 "no licence text of Arrow below .deps/pyarrow-*.dist-info: run scripts/setup.sh"
+  fi
   for package in "${!packages[@]}"; do
     notice=/usr/share/doc/$package/copyright
     if [ -f "$notice" ]; then
@@ -85,7 +97,7 @@ fi
 rm "$stage/content/lib/origins.txt"
 
 # --- What the machine it will run on must have: the newest symbol version of glibc in any file.
-objdump -T "$stage"/content/libexec/osdn "$stage"/content/lib/*.so* "$stage"/content/lib/runtime/*.so* |
+objdump -T "$stage"/content/libexec/* "$stage"/content/lib/*.so* "$stage"/content/lib/runtime/*.so* |
   grep -oE 'GLIBC_[0-9]+\.[0-9]+' | sort -uV | tail -1 | cut -d_ -f2 >"$stage/content/lib/glibc_needed"
 
 # --- It must start where nothing of this build is on any path.
@@ -109,7 +121,7 @@ version=$(env -i PATH=/usr/bin:/bin LIBTORCH_ROOT="$libtorch" "$stage/content/bi
 chmod -R u=rwX,go=rX "$stage/content"
 
 megabytes=$((($(du -sb "$stage/content" | cut -f1) + 999999) / 1000000))
-[ "$megabytes" -le "$max_mb" ] || [ "$parquet" = yes ] ||
+[ "$megabytes" -le "$max_mb" ] ||
   fail 1 "the bundle has $megabytes MB, $max_mb are wanted; largest files: $(cd "$stage/content" && find . -type f -printf '%s %P\n' | sort -rn | head -3 | tr '\n' ' ')"
 
 rm -rf "$folder"

@@ -32,12 +32,28 @@ struct ReportRun {
   std::map<std::string, Curve> curves;              // by metric name, every step
   std::map<std::string, LayerCurves> layers;        // by metric name, at residual steps
   std::vector<std::pair<int64_t, int64_t>> tokens;  // (step, tokens consumed), every step
-  int64_t num_skipped = 0;                          // steps without an update
+  std::vector<int64_t> skipped_steps;               // loss or gradient not finite: no update
+  std::vector<std::pair<int64_t, int64_t>> gaps;  // (first, last) steps that should have a line and have none
+  std::vector<int64_t> damaged_lines;             // of metrics.jsonl, from 1; left out
+  int64_t num_starts = 0;                         // of the program, by its event files; 0: unknown
+  Json environment;                               // environment.json; null without one
 };
 
-/// Reads a run directory or a metrics.jsonl. A torn last line (a run that goes on) is left out. Throws
-/// UserError when there is nothing to read, DataError naming the line when one is no metrics object.
+/// Reads a run directory or a metrics.jsonl. A torn last line (a run that goes on) is left out, and so are
+/// damaged ones, which are kept by number. Throws UserError when there is nothing to read, DataError when
+/// there are lines and no metrics object among them.
 ReportRun read_report_run(const std::string& path);
+
+/// What a reader must know beside the curves: skipped steps, lines that are damaged or missing, restarts. One
+/// sentence each.
+std::vector<std::string> notes_of(const ReportRun& run);
+
+/// The curves of layers at about `limit` steps: first, last, and of equal stretches between those at which
+/// any layer is lowest and highest.
+LayerCurves thin(const LayerCurves& curves, size_t limit);
+
+/// Mean of each layer's last `count` values; NaN for a layer without any.
+std::vector<double> tail_means(const LayerCurves& curves, size_t count);
 
 /// At most `limit` points: first, last, and the lowest and highest of equal stretches between, so that spikes
 /// stay.

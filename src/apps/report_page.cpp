@@ -22,8 +22,9 @@ extern const size_t kReportPageSize;
 namespace osdn::apps {
 namespace report_page_detail {
 
-constexpr size_t kMaxPoints = 2000;      // of one curve on the page
-constexpr size_t kMaxLayerPoints = 300;  // of one layer's curve
+constexpr size_t kMaxPoints = 1000;      // of one curve on the page: a screen has hardly more columns
+constexpr size_t kMaxLayerPoints = 200;  // of one layer's curve
+constexpr size_t kMaxMarks = 200;        // skipped steps and gaps that are drawn
 constexpr const char* kSmoothed[] = {"loss", "grad_norm", "tokens_per_second", "step_milliseconds"};
 
 /// Six significant digits: more cannot be seen, and pages of long runs stay small. Null for what is not
@@ -40,18 +41,33 @@ Json to_json(const Curve& full) {
   return Json::object({{"x", curve.steps}, {"y", std::move(values)}});
 }
 
-Json to_json(const LayerCurves& curves) {
-  Json json = Json::object({{"x", Json::array()}, {"y", Json::array()}});
-  const size_t count = curves.steps.size();
-  const size_t stride = (count + kMaxLayerPoints - 1) / kMaxLayerPoints;
-  for (size_t i = 0; i < count; ++i) {
-    if ((count - 1 - i) % stride != 0) continue;  // counted from the end, which always stays
-    json["x"].push_back(curves.steps[i]);
+Json to_json(const LayerCurves& full) {
+  const LayerCurves curves = thin(full, kMaxLayerPoints);
+  Json rows = Json::array();
+  for (const std::vector<double>& row : curves.values) {
     Json values = Json::array();
-    for (const double value : curves.values[i]) values.push_back(rounded(value));
-    json["y"].push_back(std::move(values));
+    for (const double value : row) values.push_back(rounded(value));
+    rows.push_back(std::move(values));
   }
-  return json;
+  return Json::object({{"x", curves.steps}, {"y", std::move(rows)}});
+}
+
+/// Of each layer metric the closing values; of q_geo, whose layers are drawn over time, the curves too.
+Json layer_data(const ReportRun& run) {
+  Json data = Json::object();
+  for (const auto& [name, curves] : run.layers) {
+    Json ends = Json::array();
+    for (const double value : tail_means(curves, kTailMeasurements)) ends.push_back(rounded(value));
+    data[name]["ends"] = std::move(ends);
+    if (name == "q_geo") data[name]["curves"] = to_json(curves);
+  }
+  return data;
+}
+
+/// The first of a list that may be as long as the run.
+template <typename T>
+std::vector<T> first_of(const std::vector<T>& values) {
+  return {values.begin(), values.begin() + static_cast<std::ptrdiff_t>(std::min(values.size(), kMaxMarks))};
 }
 
 /// Few points of (step, tokens): between them the page interpolates.
@@ -79,14 +95,15 @@ Json page_data(const std::vector<ReportRun>& runs) {
       const double half_life = std::max(2.0, static_cast<double>(found->second.values.size()) / 100);
       curves[std::string(name) + "_smooth"] = to_json(smooth(found->second, half_life));
     }
-    Json layers = Json::object();
-    for (const auto& [name, curve] : run.layers) layers[name] = to_json(curve);
     data["runs"].push_back(Json::object({{"name", names[i]},
                                          {"directory", run.directory},
                                          {"tail_steps", tail_length(run)},
                                          {"tokens", token_points(run)},
+                                         {"notes", notes_of(run)},
+                                         {"skipped", first_of(run.skipped_steps)},
+                                         {"gaps", first_of(run.gaps)},
                                          {"curves", std::move(curves)},
-                                         {"layers", std::move(layers)}}));
+                                         {"layers", layer_data(run)}}));
   }
   for (const ClosingValue& row : closing_values(runs)) {
     Json values = Json::array();

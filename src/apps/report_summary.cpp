@@ -35,7 +35,7 @@ std::vector<ClosingValue> closing_values(const std::vector<ReportRun>& runs) {
     return [key](const ReportRun& run) { return tail_mean(curve_or_none(run, key), 1); };
   };
   const auto tail = [](const char* key) {
-    return [key](const ReportRun& run) { return tail_mean(curve_or_none(run, key), 5); };
+    return [key](const ReportRun& run) { return tail_mean(curve_or_none(run, key), kTailMeasurements); };
   };
   add("Validation loss", "validation_loss", Better::kLower, last("validation_loss"));
   add("Validation perplexity", "validation_perplexity", Better::kLower,
@@ -58,7 +58,7 @@ std::vector<ClosingValue> closing_values(const std::vector<ReportRun>& runs) {
   add("Tokens", "tokens", Better::kNeither,
       [](const ReportRun& run) { return double(run.tokens.back().second); });
   add("Skipped steps", "skipped", Better::kNeither,
-      [](const ReportRun& run) { return double(run.num_skipped); });
+      [](const ReportRun& run) { return double(run.skipped_steps.size()); });
   return rows;
 }
 
@@ -84,10 +84,9 @@ std::vector<std::string> display_names(const std::vector<ReportRun>& runs) {
 
 Json configuration_differences(const std::vector<ReportRun>& runs) {
   Json rows = Json::array();
+  std::map<std::string, std::vector<std::string>> by_key;
   const auto base =
       std::find_if(runs.begin(), runs.end(), [](const ReportRun& run) { return run.config.has_value(); });
-  if (base == runs.end()) return rows;
-  std::map<std::string, std::vector<std::string>> by_key;
   for (size_t i = 0; i < runs.size(); ++i) {
     if (!runs[i].config) continue;
     for (const std::string& line : config::differences(*base->config, *runs[i].config)) {
@@ -105,6 +104,19 @@ Json configuration_differences(const std::vector<ReportRun>& runs) {
     for (size_t i = 0; i < runs.size(); ++i)
       if (!runs[i].config) values[i] = "?";
     rows.push_back(Json::object({{"key", key}, {"values", values}}));
+  }
+  for (const char* field :
+       {"device", "gpu", "world_size", "processor", "threads", "host", "program", "commit"}) {
+    std::vector<std::string> values;
+    for (const ReportRun& run : runs) {
+      const bool known = run.environment.is_object() && run.environment.contains(field);
+      const Json value = known ? run.environment[field] : Json("?");
+      values.push_back(value.is_string() ? value.get<std::string>() : value.dump());
+    }
+    if (std::count(values.begin(), values.end(), values.front()) ==
+        static_cast<std::ptrdiff_t>(values.size()))
+      continue;
+    rows.push_back(Json::object({{"key", std::string("environment: ") + field}, {"values", values}}));
   }
   return rows;
 }

@@ -19,6 +19,9 @@ struct ClosingValue {
   std::vector<double> values;  // one a run; NaN where it has none
 };
 
+/// Measurements that a closing residual value is the mean of.
+inline constexpr size_t kTailMeasurements = 5;
+
 /// Values that at least one run has, in the order of the table.
 std::vector<ClosingValue> closing_values(const std::vector<ReportRun>& runs);
 
@@ -31,7 +34,8 @@ size_t tail_length(const ReportRun& run);
 /// Names of runs; two of the same name are told apart by their directories.
 std::vector<std::string> display_names(const std::vector<ReportRun>& runs);
 
-/// Rows {key, values: [one a run]} of what is not the same in every run that has a configuration.
+/// Rows {key, values: [one a run]} of what is not the same in every run: configuration keys, then what
+/// environment.json tells about the machines.
 Json configuration_differences(const std::vector<ReportRun>& runs);
 
 /// Closing values side by side as text, one row a value, one column a run.

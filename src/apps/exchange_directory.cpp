@@ -45,6 +45,7 @@ class Tensors {
     const auto found = by_name_.find(name);
     return found == by_name_.end() ? nullptr : &found->second;
   }
+  size_t size() const { return by_name_.size(); }
   void drop(const std::string& name) { by_name_.erase(name); }
   void put(const std::string& name, at::Tensor tensor) { by_name_[name] = std::move(tensor); }
 
@@ -88,7 +89,6 @@ void settle_head(const std::string& directory, const std::optional<bool>& wanted
   if (wanted) model->tie_embeddings = *wanted;
   const at::Tensor* head = tensors->find(kHead);
   const at::Tensor* embeddings = tensors->find(kEmbeddings);
-  if (!embeddings) return;  // reported as missing
   if (model->tie_embeddings) {
     if (!head) return;
     if (!same_bits(*head, *embeddings))
@@ -112,19 +112,32 @@ void settle_head(const std::string& directory, const std::optional<bool>& wanted
 
 /// Files from before d0 was a parameter lack it; what it was then, the user must say.
 void fill_initial_scale(const std::string& directory, const std::optional<double>& value,
-                        const std::vector<ParameterSpec>& specs, Tensors* tensors) {
-  for (const ParameterSpec& spec : specs) {
-    const std::string end = ".attn.initial_scale";
-    const bool is_start = spec.name.size() > end.size() &&
-                          spec.name.compare(spec.name.size() - end.size(), end.size(), end) == 0;
-    if (!is_start || tensors->find(spec.name)) continue;
-    if (!value)
-      throw UserError(
-          "{}: tensor {} is missing; pass --initial-scale VALUE (0 for checkpoints from before it was a "
-          "parameter)",
-          directory, spec.name);
-    tensors->put(spec.name, at::full(spec.shape, *value, at::TensorOptions(at::kFloat)));
-  }
+                        const ParameterSpec& spec, Tensors* tensors) {
+  const std::string end = ".attn.initial_scale";
+  const bool is_start =
+      spec.name.size() > end.size() && spec.name.compare(spec.name.size() - end.size(), end.size(), end) == 0;
+  if (!is_start || tensors->find(spec.name)) return;
+  if (!value)
+    throw UserError(
+        "{}: tensor {} is missing; pass --initial-scale VALUE (0 for checkpoints from before it was a "
+        "parameter)",
+        directory, spec.name);
+  tensors->put(spec.name, at::full(spec.shape, *value, at::TensorOptions(at::kFloat)));
+}
+
+/// What config.json claims is bounded by what the files hold, before anything is made by it.
+void check_extent(const std::string& directory, const config::Model& model, const Tensors& tensors) {
+  if (static_cast<uint64_t>(model.num_layers) > tensors.size())
+    throw DataError("{}: config.json says num_hidden_layers {}, but the files hold {} tensors", directory,
+                    model.num_layers, tensors.size());
+  const at::Tensor* embeddings = tensors.find(kEmbeddings);
+  const std::vector<int64_t> expected = {model.vocab_size.value(), model.hidden_size};
+  if (!embeddings)
+    throw DataError("{}: tensor {} {} is missing", directory, kEmbeddings,
+                    c10::str(at::IntArrayRef(expected)));
+  if (embeddings->sizes() != at::IntArrayRef(expected))
+    throw DataError("{}: tensor {}: expected shape {} by config.json, got {}", directory, kEmbeddings,
+                    c10::str(at::IntArrayRef(expected)), c10::str(embeddings->sizes()));
 }
 
 std::string read_config_text(const std::string& path) {
@@ -166,10 +179,12 @@ ExchangeDirectory read_exchange_directory(const std::string& directory, const Ex
   config::Model& model = read.fla.model;
   checkpoint::take_retention_buffers(directory, &files.tensors, &model);
   detail::Tensors tensors(directory, std::move(files.tensors));
+  detail::check_extent(directory, model, tensors);
   detail::settle_head(directory, options.tie_embeddings, &model, &tensors);
-  const std::vector<ParameterSpec> specs = model::parameter_specs(model, model.vocab_size.value());
-  detail::fill_initial_scale(directory, options.initial_scale, specs, &tensors);
-  for (const ParameterSpec& spec : specs) read.weights.push_back({spec.name, tensors.take(spec)});
+  for (const ParameterSpec& spec : model::parameter_specs(model, model.vocab_size.value())) {
+    detail::fill_initial_scale(directory, options.initial_scale, spec, &tensors);
+    read.weights.push_back({spec.name, tensors.take(spec)});
+  }
   tensors.refuse_rest();
   return read;
 }

@@ -350,6 +350,25 @@ TEST_CASE("tensors that do not fit the model are refused by name and nothing is 
   CHECK(checkpoint_test::names_in(folder.path()) == std::vector<std::string>{"source"});
 }
 
+TEST_CASE("a config.json that claims more than the files hold is refused before memory is taken",
+          "[exchange]") {
+  const osdn::TemporaryDirectory folder;
+  const auto claim = [&](const char* key, int64_t value) {
+    fs::remove_all(folder.path());
+    write_directory(folder.path(), authors_model(osdn::config::Retention::kNone));
+    change_config(folder.path(), key, value);
+    osdn::apps::ExchangeReadOptions options;
+    options.initial_scale = 1.0;
+    return checkpoint_test::message_of<osdn::DataError>(
+        [&] { osdn::apps::read_exchange_directory(folder.path(), options); });
+  };
+  CHECK(contains(claim("num_hidden_layers", 1 << 20), "num_hidden_layers 1048576, but the files hold"));
+  CHECK(contains(claim("hidden_size", 1 << 20), "got [61, 32]"));
+  CHECK(contains(claim("vocab_size", 1 << 20), "got [61, 32]"));
+  CHECK(contains(claim("intermediate_size", 1 << 20), "mlp.gate_proj.weight: expected shape [1048576, 32]"));
+  CHECK(contains(claim("conv_size", 5), "q_conv1d.weight: expected shape [32, 1, 5]"));
+}
+
 TEST_CASE("unknown keys of config.json can be vouched for on the command line", "[exchange]") {
   const osdn::TemporaryDirectory folder;
   const std::string source = folder.path() + "/source";

@@ -212,6 +212,33 @@ TEST_CASE("harmless keys have a reason each and are not read for anything", "[fl
   CHECK(differences(parse(json).model, parse(plain()).model).empty());
 }
 
+TEST_CASE("no altered config.json does anything but parse or be refused", "[fla_config]") {
+  const std::string text = authors().dump();
+  uint64_t random = 12345;
+  const auto draw = [&](uint64_t limit) {
+    random = random * 6364136223846793005ULL + 1442695040888963407ULL;
+    return (random >> 33) % limit;
+  };
+  int num_refused = 0;
+  for (int trial = 0; trial < 20000; ++trial) {
+    std::string altered = text;
+    for (uint64_t change = draw(3) + 1; change > 0; --change) {
+      const size_t at = draw(altered.size());
+      const size_t length = draw(3);
+      if (draw(2) == 0)
+        altered.replace(at, length, 1, static_cast<char>(draw(256)));
+      else
+        altered.replace(at, length, altered.substr(draw(altered.size()), draw(12)));
+    }
+    try {
+      osdn::checkpoint::parse_fla_config("c", altered, {});
+    } catch (const osdn::Error&) {
+      ++num_refused;
+    }
+  }
+  CHECK(num_refused > 10000);
+}
+
 TEST_CASE("what is written means the same model when it is read", "[fla_config]") {
   std::vector<osdn::config::Model> models = {small(false), small(true), small(true), small(true)};
   models[0].use_gate = true;

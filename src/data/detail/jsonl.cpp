@@ -195,7 +195,7 @@ std::string text_of_json_line(std::string_view line, const std::string& key, con
   jsonl_detail::TextFinder finder(key, false);
   if (!Json::sax_parse(line.begin(), line.end(), &finder)) {
     // The library's words for input that ends too early.
-    const bool ended_early = finder.failure().find("end of input") != std::string::npos ||
+    const bool ended_early = finder.failure().find("unexpected end of input") != std::string::npos ||
                              finder.failure().find("closing quote") != std::string::npos;
     if (open_ended && ended_early)
       throw RecordError(

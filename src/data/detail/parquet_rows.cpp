@@ -72,8 +72,8 @@ void ParquetRows::start(const File& file, const std::string& key) {
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0)
     throw EnvironmentError("{}: cannot make a pipe: {}", path_, std::strerror(errno));
-  pipe_ = ends[0];
-  ::fcntl(pipe_, F_SETPIPE_SZ,
+  reader_.pipe = ends[0];
+  ::fcntl(reader_.pipe, F_SETPIPE_SZ,
           static_cast<int>(kParquetBatchBytes));  // the default works as well, a little slower
   const std::string program = parquet_reader_path();
   std::string name = "osdn_parquet";
@@ -83,27 +83,26 @@ void ParquetRows::start(const File& file, const std::string& key) {
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, file.descriptor(), kParquetFileDescriptor);
-  const int status = ::posix_spawn(&reader_, program.c_str(), &actions, nullptr, arguments, environ);
+  const int status = ::posix_spawn(&reader_.process, program.c_str(), &actions, nullptr, arguments, environ);
   posix_spawn_file_actions_destroy(&actions);
   ::close(ends[1]);
   if (status != 0) {
-    reader_ = -1;
-    ::close(pipe_);
+    reader_.process = -1;
     throw EnvironmentError("{}: cannot start {}: {}", path_, program, std::strerror(status));
   }
 }
 
-ParquetRows::~ParquetRows() {
-  ::close(pipe_);
-  if (reader_ <= 0) return;
-  if (!ended_) ::kill(reader_, SIGKILL);
-  ::waitpid(reader_, nullptr, 0);
+ParquetRows::Reader::~Reader() {
+  if (pipe >= 0) ::close(pipe);
+  if (process <= 0) return;
+  ::kill(process, SIGKILL);  // when it is left before its end
+  ::waitpid(process, nullptr, 0);
 }
 
 void ParquetRows::receive(void* data, size_t size_bytes) {
   size_t done = 0;
   while (done < size_bytes) {
-    const ssize_t got = ::read(pipe_, static_cast<char*>(data) + done, size_bytes - done);
+    const ssize_t got = ::read(reader_.pipe, static_cast<char*>(data) + done, size_bytes - done);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0)
       throw EnvironmentError("{}: cannot read from the Parquet reader: {}", path_, std::strerror(errno));
@@ -121,8 +120,8 @@ std::string ParquetRows::receive_text(uint64_t size_bytes) {
 /// The pipe ended although the reader had not said so.
 void ParquetRows::report_end() {
   int status = 0;
-  ::waitpid(reader_, &status, 0);
-  reader_ = -1;
+  ::waitpid(reader_.process, &status, 0);
+  reader_.process = -1;
   if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
     throw EnvironmentError("{}: after row {}: the Parquet reader was killed (is memory short?)", path_,
                            rows_read_);

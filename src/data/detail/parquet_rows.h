@@ -25,9 +25,6 @@ class ParquetRows {
   /// A packed file is first unpacked into an unnamed file of the system's temporary folder, since Parquet is
   /// read from its end. Throws UserError when there is no text under `key`, DataError for a damaged file.
   ParquetRows(const std::string& path, Compression compression, const std::string& key);
-  ~ParquetRows();
-  ParquetRows(const ParquetRows&) = delete;
-  ParquetRows& operator=(const ParquetRows&) = delete;
 
   /// The next rows, about a megabyte: their texts one after the other, and the length of each, -1 for null.
   /// False at the end.
@@ -41,9 +38,18 @@ class ParquetRows {
   std::string receive_text(uint64_t size_bytes);
   [[noreturn]] void report_end();
 
+  /// The program that reads, and the pipe through which it sends; ended and closed by the destructor.
+  struct Reader {
+    Reader() = default;
+    Reader(const Reader&) = delete;
+    Reader& operator=(const Reader&) = delete;
+    ~Reader();
+    int pipe = -1;
+    pid_t process = -1;
+  };
+
   std::string path_;
-  int pipe_ = -1;  // what the reader sends
-  pid_t reader_ = -1;
+  Reader reader_;
   int64_t num_rows_ = 0;
   int64_t rows_read_ = 0;
   bool ended_ = false;

@@ -30,12 +30,14 @@ std::function<void(const data::PrepareProgress&)> show_prepare_progress() {
         log::info("{}", report.stage);  // of unknown length
       } else {
         shown->progress = std::make_unique<metrics::Progress>(
-            report.stage, (report.bytes_total + kUnitBytes - 1) / kUnitBytes, 0);
+            report.stage, (report.bytes_total + kUnitBytes - 1) / kUnitBytes,
+            report.bytes_before / kUnitBytes);
       }
     }
     if (!shown->progress) return;
-    const double rate =
-        report.seconds > 0 ? static_cast<double>(report.bytes_done) / 1e6 / report.seconds : 0.0;
+    const double rate = report.seconds > 0 ? static_cast<double>(report.bytes_done - report.bytes_before) /
+                                                 1e6 / report.seconds
+                                           : 0.0;
     const bool ended = report.bytes_done >= report.bytes_total;
     const int64_t done =
         ended ? (report.bytes_total + kUnitBytes - 1) / kUnitBytes : report.bytes_done / kUnitBytes;

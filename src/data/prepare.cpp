@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <memory>
+#include <filesystem>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -13,8 +12,12 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "data/detail/encode_documents.h"
+#include "data/detail/journal.h"
 #include "data/detail/ordered_pipeline.h"
+#include "data/detail/prepare_request.h"
 #include "data/detail/publish.h"
+#include "data/detail/split_writer.h"
 #include "data/detail/stage_progress.h"
 #include "data/documents.h"
 #include "data/records.h"
@@ -24,133 +27,11 @@
 namespace osdn::data {
 namespace prepare_detail {
 
-constexpr uint64_t kSplitSeed = 0x5911;  // of the hash that sends a document to validation
-constexpr uint64_t kCheckEvery = 64;     // documents, by hash
+constexpr int64_t kJournalBytes = int64_t{64} << 20;  // of text between two entries in the journal
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-void check_settings(const config::Prepare& settings) {
-  if (settings.builtin == !settings.input.empty())
-    throw UserError("prepare: expected either input files or the built-in corpus, got {}",
-                    settings.builtin ? "both (remove prepare.input or prepare.builtin)"
-                                     : "neither (set prepare.input or prepare.builtin)");
-  if (settings.output.empty()) throw UserError("prepare.output: expected a folder, got an empty name");
-  if (!(settings.validation_fraction >= 0) || settings.validation_fraction >= 1)
-    throw UserError("prepare.validation_fraction: expected 0 or more and less than 1, got {}",
-                    settings.validation_fraction);
-  if (settings.shard_tokens < 1 || settings.shard_tokens > kMaxShardTokens)
-    throw UserError("prepare.shard_tokens: expected 1 to {}, got {}", kMaxShardTokens, settings.shard_tokens);
-  if (settings.workers < 0 || settings.workers > 4096)
-    throw UserError("prepare.workers: expected 0 (all cores) to 4096, got {}", settings.workers);
-  if (settings.builtin && (settings.builtin_megabytes < 1 || settings.builtin_megabytes > 1'000'000))
-    throw UserError("prepare.builtin_megabytes: expected 1 to 1000000, got {}", settings.builtin_megabytes);
-}
-
-/// Everything that decides what the shards hold, inputs aside.
-Json describe(const config::Prepare& settings, const PrepareOptions& options) {
-  Json json;
-  if (settings.builtin) {
-    json["builtin_megabytes"] = settings.builtin_megabytes;
-    json["builtin_seed"] = options.builtin_seed;
-  } else {
-    json["format"] = settings.format;
-    json["text_key"] = settings.text_key;
-    json["on_error"] = settings.on_error;
-    json["max_record_bytes"] = settings.max_record_bytes;
-  }
-  json["validation_fraction"] = settings.validation_fraction;
-  json["add_eos"] = settings.add_eos;
-  json["shard_tokens"] = settings.shard_tokens;
-  if (settings.tokenizer_model) {
-    json["tokenizer_model"] = digest_file(*settings.tokenizer_model).hex();
-  } else {
-    json["tokenizer_type"] = settings.tokenizer.type == config::TokenizerType::kBpe ? "bpe" : "unigram";
-    json["vocab_size"] = settings.tokenizer.vocab_size;
-  }
-  return json;
-}
-
-Json describe(const std::vector<InputFile>& files) {
-  Json json = Json::array();
-  for (const InputFile& file : files)
-    json.push_back({{"path", file.path}, {"bytes", file.size_bytes}, {"modified_ns", file.modified_ns}});
-  return json;
-}
-
-std::string first_difference(const Json& before, const Json& after) {
-  for (const auto& [key, value] : after.items())
-    if (!before.contains(key) || before.at(key) != value)
-      return fmt::format("{}: {} -> {}", key, before.contains(key) ? before.at(key).dump() : "absent",
-                         value.dump());
-  for (const auto& [key, value] : before.items())
-    if (!after.contains(key)) return fmt::format("{}: {} -> absent", key, value.dump());
-  return "the input files";
-}
-
-struct EncodedDocument {
-  std::vector<int32_t> tokens;
-  int64_t bytes = 0;
-  bool validation = false;
-};
-
-struct EncodedBatch {
-  std::vector<EncodedDocument> documents;
-  int64_t dropped = 0;
-  SkippedRecords skipped;
-  int64_t checked = 0;
-  int64_t changed = 0;
-  int64_t input_bytes = 0;
-};
-
-/// One side of the split while it is written.
-class SplitWriter {
- public:
-  SplitWriter(std::string name, const detail::OutputFolder& folder, ShardMeta meta, int64_t shard_tokens)
-      : name_(std::move(name)), folder_(folder), meta_(std::move(meta)), shard_tokens_(shard_tokens) {}
-
-  void add(const EncodedDocument& document) {
-    const auto size = static_cast<int64_t>(document.tokens.size());
-    if (writer_ && writer_->num_tokens() + size > shard_tokens_) close();
-    if (!writer_) {
-      if (files_.size() == 100'000)
-        throw UserError("prepare.shard_tokens: {} gives more than 100000 shards", shard_tokens_);
-      files_.push_back(fmt::format("{}-{:05d}.h5", name_, files_.size()));
-      writer_ = std::make_unique<ShardWriter>(folder_.staged(files_.back()), meta_);
-    }
-    writer_->add_document(document.tokens, document.bytes);
-    ++split_.documents;
-    split_.tokens += size;
-    split_.bytes += document.bytes;
-  }
-
-  PreparedSplit finish() {
-    close();
-    for (const std::string& file : files_) split_.shards.push_back(folder_.final_path(file));
-    return split_;
-  }
-  const std::vector<std::string>& files() const { return files_; }
-
- private:
-  void close() {
-    if (writer_) writer_->finish();
-    writer_.reset();
-  }
-
-  std::string name_;
-  const detail::OutputFolder& folder_;
-  ShardMeta meta_;
-  int64_t shard_tokens_;
-  std::unique_ptr<ShardWriter> writer_;
-  std::vector<std::string> files_;
-  PreparedSplit split_;
-};
-
-/// A document's place in [0, 1) by its text, so that equal documents fall on one side.
-double split_place(const std::string& text) {
-  return static_cast<double>(hash64(text, kSplitSeed) >> 11) * 0x1.0p-53;
 }
 
 class Preparation {
@@ -162,20 +43,30 @@ class Preparation {
 
  private:
   std::optional<PrepareReport> reuse(const detail::OutputFolder& folder) const;
-  Tokenizer make_tokenizer();
+  std::optional<detail::Journal> unfinished(const detail::OutputFolder& folder) const;
+  Json request() const;
+  void load_model();
   double validation_limit() const;
-  EncodedBatch encode(RawDocuments&& raw, const Tokenizer& tokenizer, double limit) const;
-  void write_shards(const Tokenizer& tokenizer, detail::OutputFolder* folder);
+  bool pass_over(InputReader* reader) const;
+  bool write_set(const detail::OutputFolder& folder);
+  bool write_shards(const Tokenizer& tokenizer, const detail::OutputFolder& folder);
+  void write_journal(const detail::OutputFolder& folder, detail::SplitWriter* train,
+                     detail::SplitWriter* validation);
+  void warn() const;
+  double seconds() const { return before_.seconds + seconds_since(start_); }
   Json report_json() const;
 
   config::Prepare settings_;
   PrepareOptions options_;
   int64_t workers_;
+  Clock::time_point start_ = Clock::now();
   std::vector<InputFile> files_;
+  std::optional<Tokenizer> given_;
   Json configuration_;
+  detail::Journal before_;  // where an interrupted call stopped
+  detail::Journal journal_;
   PrepareReport report_;
   std::vector<std::string> written_;  // names of the files in the folder
-  std::string tokenizer_digest_;
 };
 
 void read_split(const Json& json, const detail::OutputFolder& folder, PreparedSplit* split) {
@@ -198,13 +89,14 @@ std::optional<PrepareReport> Preparation::reuse(const detail::OutputFolder& fold
     return std::nullopt;
   }
   const bool same = published.contains("configuration") && published.at("configuration") == configuration_ &&
-                    published.contains("inputs") && published.at("inputs") == describe(files_);
+                    published.contains("inputs") && published.at("inputs") == detail::describe(files_);
   if (options_.overwrite) return std::nullopt;
   if (!same)
     throw UserError(
         "{}: holds shards of another preparation ({}; choose another prepare.output, or replace them with "
         "--overwrite)",
-        settings_.output, first_difference(published.value("configuration", Json::object()), configuration_));
+        settings_.output,
+        detail::first_difference(published.value("configuration", Json::object()), configuration_));
   PrepareReport report;
   read_split(published.at("train"), folder, &report.train);
   read_split(published.at("validation"), folder, &report.validation);
@@ -223,29 +115,48 @@ std::optional<PrepareReport> Preparation::reuse(const detail::OutputFolder& fold
   return report;
 }
 
-Tokenizer Preparation::make_tokenizer() {
-  if (settings_.tokenizer_model) {
-    Tokenizer tokenizer = Tokenizer::load(*settings_.tokenizer_model);
-    if (tokenizer.bos_id() < 0)
-      throw UserError("{}: expected a tokenizer with a bos piece, which starts every document, found none",
-                      *settings_.tokenizer_model);
-    if (settings_.add_eos && tokenizer.eos_id() < 0)
-      throw UserError("{}: prepare.add_eos needs a tokenizer with an eos piece, found none",
-                      *settings_.tokenizer_model);
-    if (tokenizer.text_reaches_control_ids())
-      log::warning(
-          "{}: control pieces are user-defined symbols: a document that contains their text will contain "
-          "their ids",
-          *settings_.tokenizer_model);
-    if (!tokenizer.lossless())
-      log::warning(
-          "{}: the tokenizer changes some texts (normalisation, spaces or unknown characters): bits per byte "
-          "count "
-          "the bytes of the original",
-          *settings_.tokenizer_model);
-    return tokenizer;
+Json Preparation::request() const {
+  return {{"configuration", configuration_}, {"inputs", detail::describe(files_)}};
+}
+
+/// What an interrupted call for the same left in the hidden folder.
+std::optional<detail::Journal> Preparation::unfinished(const detail::OutputFolder& folder) const {
+  std::optional<detail::Journal> journal = detail::Journal::from_json(folder.journal());
+  if (!journal) return std::nullopt;
+  const Json now = request();
+  if (journal->request != now) {
+    log::warning(
+        "{}: starts over: the preparation that was interrupted here was another one ({})", settings_.output,
+        detail::first_difference(journal->request.value("configuration", Json::object()), configuration_));
+    return std::nullopt;
   }
-  return train_on_inputs(settings_, options_);
+  const std::string model = folder.staged("tokenizer.model");
+  if (!std::filesystem::exists(model) || digest_file(model).hex() != journal->tokenizer_digest)
+    return std::nullopt;
+  return journal;
+}
+
+/// The tokenizer of the settings, if there is one.
+void Preparation::load_model() {
+  if (!settings_.tokenizer_model) return;
+  given_ = Tokenizer::load(*settings_.tokenizer_model);
+  const Tokenizer& tokenizer = *given_;
+  const std::string& path = *settings_.tokenizer_model;
+  if (tokenizer.bos_id() < 0)
+    throw UserError("{}: expected a tokenizer with a bos piece, which starts every document, found none",
+                    path);
+  if (settings_.add_eos && tokenizer.eos_id() < 0)
+    throw UserError("{}: prepare.add_eos needs a tokenizer with an eos piece, found none", path);
+  if (tokenizer.text_reaches_control_ids())
+    log::warning(
+        "{}: control pieces are user-defined symbols: a document that contains their text will contain their "
+        "ids",
+        path);
+  if (!tokenizer.lossless())
+    log::warning(
+        "{}: this tokenizer does not keep every text as it is ({}); bits per byte count the bytes of the "
+        "original",
+        path, tokenizer.losses());
 }
 
 /// Documents below this place are for validation. The built-in corpus always has one: were there none, its
@@ -256,66 +167,115 @@ double Preparation::validation_limit() const {
   double smallest = 1;
   for (RawDocuments raw; reader.next(&raw);)
     for (const std::string& text : split_documents(raw, settings_).texts)
-      smallest = std::min(smallest, split_place(text));
+      smallest = std::min(smallest, detail::split_place(text));
   return std::max(settings_.validation_fraction, std::nextafter(smallest, 2.0));
 }
 
-EncodedBatch Preparation::encode(RawDocuments&& raw, const Tokenizer& tokenizer, double limit) const {
-  EncodedBatch batch;
-  batch.input_bytes = raw.input_bytes;
-  SplitDocuments split = split_documents(raw, settings_);
-  batch.skipped = std::move(split.skipped);
-  for (const std::string& text : split.texts) {
-    if (is_empty_document(text)) {
-      ++batch.dropped;
-      continue;
-    }
-    EncodedDocument document;
-    document.bytes = static_cast<int64_t>(text.size());
-    document.validation = split_place(text) < limit;
-    std::vector<int32_t> ids = tokenizer.encode(text);
-    if (hash64(text, 0) % kCheckEvery == 0) {
-      ++batch.checked;
-      if (tokenizer.decode(ids) != text) ++batch.changed;
-      OSDN_ASSERT(batch.changed == 0 || !tokenizer.lossless(),
-                  "{}: a document does not come back from its tokens", raw.origin);
-    }
-    document.tokens.reserve(ids.size() + 2);
-    document.tokens.push_back(tokenizer.bos_id());
-    document.tokens.insert(document.tokens.end(), ids.begin(), ids.end());
-    if (settings_.add_eos) document.tokens.push_back(tokenizer.eos_id());
-    batch.documents.push_back(std::move(document));
+/// Reads what an interrupted call had done. False when it is not the same any more.
+bool Preparation::pass_over(InputReader* reader) const {
+  if (before_.input.batches == 0) return true;
+  detail::StageProgress progress(options_.progress, "passing over what is done", before_.input.input_bytes);
+  uint64_t digest = 0;
+  for (int64_t batch = 0; batch < before_.input.batches; ++batch) {
+    detail::Stretch stretch;
+    if (!detail::read_stretch(reader, &digest, &stretch)) return false;
+    progress.add(stretch.raw.input_bytes);
   }
-  return batch;
+  return digest == before_.input.digest;
 }
 
-void Preparation::write_shards(const Tokenizer& tokenizer, detail::OutputFolder* folder) {
+void Preparation::write_journal(const detail::OutputFolder& folder, detail::SplitWriter* train,
+                                detail::SplitWriter* validation) {
+  journal_.train = train->sync();
+  journal_.validation = validation->sync();
+  journal_.seconds = seconds();
+  folder.write_journal(journal_.to_json());
+  train->remove_parts();
+  validation->remove_parts();
+}
+
+/// False when the input is not what the interrupted call read.
+bool Preparation::write_shards(const Tokenizer& tokenizer, const detail::OutputFolder& folder) {
+  InputReader reader(settings_, files_, options_.builtin_seed);
+  if (!pass_over(&reader)) return false;
   ShardMeta meta{
       .tokenizer_digest = tokenizer.digest(), .vocab_size = tokenizer.vocab_size(), .source_names = {}};
   for (const InputFile& file : files_) meta.source_names.push_back(file.path);
   if (settings_.builtin) meta.source_names.push_back(fmt::format("builtin:{}", options_.builtin_seed));
-  SplitWriter train("train", *folder, meta, settings_.shard_tokens);
-  SplitWriter validation("valid", *folder, meta, settings_.shard_tokens);
-  InputReader reader(settings_, files_, options_.builtin_seed);
-  detail::StageProgress progress(options_.progress, "encoding", reader.total_bytes());
-  detail::OrderedPipeline<RawDocuments, EncodedBatch> pipeline(
-      workers_, [this, &tokenizer, limit = validation_limit()](RawDocuments&& raw) {
-        return encode(std::move(raw), tokenizer, limit);
+  detail::SplitWriter train("train", folder, meta, settings_.shard_tokens, before_.train);
+  detail::SplitWriter validation("valid", folder, meta, settings_.shard_tokens, before_.validation);
+  detail::StageProgress progress(options_.progress, "encoding", reader.total_bytes(),
+                                 before_.input.input_bytes);
+  detail::WorkerPool* pool = nullptr;
+  detail::OrderedPipeline<detail::Stretch, detail::EncodedBatch> pipeline(
+      {.workers = workers_,
+       .limit_bytes = detail::pipeline_bytes(settings_),
+       .size_bytes = [](const detail::Stretch& item) { return static_cast<int64_t>(item.raw.bytes.size()); }},
+      [&, limit = validation_limit()](detail::Stretch&& stretch) {
+        return detail::encode_documents(std::move(stretch), settings_, tokenizer, limit, pool);
       });
-  pipeline.run([&](RawDocuments* raw) { return reader.next(raw); },
-               [&](EncodedBatch&& batch) {
-                 for (const EncodedDocument& document : batch.documents)
-                   (document.validation ? validation : train).add(document);
-                 report_.dropped_documents += batch.dropped;
-                 report_.skipped.add(batch.skipped);
-                 report_.checked_documents += batch.checked;
-                 report_.changed_documents += batch.changed;
+  pool = &pipeline.pool();
+  uint64_t digest = before_.input.digest;
+  int64_t since_journal = 0;  // bytes of text
+  pipeline.run([&](detail::Stretch* stretch) { return detail::read_stretch(&reader, &digest, stretch); },
+               [&](detail::EncodedBatch&& batch) {
+                 for (const detail::EncodedDocument& document : batch.documents)
+                   (document.validation ? validation : train).add(document.tokens, document.bytes);
+                 detail::InputCounts& counts = journal_.input;
+                 ++counts.batches;
+                 counts.digest = batch.digest;
+                 counts.input_bytes += batch.input_bytes;
+                 counts.dropped += batch.dropped;
+                 counts.skipped.add(batch.skipped);
+                 counts.checked += batch.checked;
+                 counts.changed += batch.changed;
+                 since_journal += batch.text_bytes;
+                 if (train.has_closed() || validation.has_closed() || since_journal >= kJournalBytes) {
+                   write_journal(folder, &train, &validation);
+                   since_journal = 0;
+                 }
                  progress.add(batch.input_bytes);
                });
-  report_.train = train.finish();
-  report_.validation = validation.finish();
-  for (const SplitWriter* split : {&train, &validation})
-    written_.insert(written_.end(), split->files().begin(), split->files().end());
+  if (since_journal > 0) write_journal(folder, &train, &validation);
+  train.close();
+  validation.close();
+  const auto report = [&](const detail::SplitWriter& split, PreparedSplit* target) {
+    target->documents = split.state().documents;
+    target->tokens = split.state().tokens;
+    target->bytes = split.state().bytes;
+    for (const std::string& file : split.files()) {
+      target->shards.push_back(folder.final_path(file));
+      written_.push_back(file);
+    }
+  };
+  report(train, &report_.train);
+  report(validation, &report_.validation);
+  report_.dropped_documents = journal_.input.dropped;
+  report_.skipped = journal_.input.skipped;
+  report_.checked_documents = journal_.input.checked;
+  report_.changed_documents = journal_.input.changed;
+  return true;
+}
+
+/// Continues after before_, or begins. False when before_ does not fit the input.
+bool Preparation::write_set(const detail::OutputFolder& folder) {
+  written_ = {"tokenizer.model"};
+  const bool continues = !before_.tokenizer_digest.empty();
+  std::optional<Tokenizer> trained;
+  if (!given_)
+    trained =
+        continues ? Tokenizer::load(folder.staged("tokenizer.model")) : train_on_inputs(settings_, options_);
+  const Tokenizer& tokenizer = given_ ? *given_ : *trained;
+  report_.vocab_size = tokenizer.vocab_size();
+  journal_ = before_;
+  if (!continues) {
+    atomic_write(folder.staged("tokenizer.model"), tokenizer.model_bytes());
+    journal_.request = request();
+    journal_.tokenizer_digest = tokenizer.digest();
+    journal_.seconds = seconds();
+    folder.write_journal(journal_.to_json());
+  }
+  return write_shards(tokenizer, folder);
 }
 
 Json split_json(const PreparedSplit& split) {
@@ -329,9 +289,9 @@ Json Preparation::report_json() const {
   Json json;
   json["format_version"] = 1;
   json["configuration"] = configuration_;
-  json["inputs"] = describe(files_);
+  json["inputs"] = detail::describe(files_);
   json["files"] = written_;
-  json["tokenizer_digest"] = tokenizer_digest_;
+  json["tokenizer_digest"] = journal_.tokenizer_digest;
   json["vocab_size"] = report_.vocab_size;
   json["train"] = split_json(report_.train);
   json["validation"] = split_json(report_.validation);
@@ -348,26 +308,7 @@ Json Preparation::report_json() const {
   return json;
 }
 
-PrepareReport Preparation::run() {
-  const Clock::time_point start = Clock::now();
-  check_settings(settings_);
-  files_ = find_inputs(settings_);
-  configuration_ = describe(settings_, options_);
-  detail::OutputFolder folder(settings_.output);
-  if (std::optional<PrepareReport> done = reuse(folder)) return *done;
-  folder.begin();
-  const Tokenizer tokenizer = make_tokenizer();
-  report_.vocab_size = tokenizer.vocab_size();
-  tokenizer_digest_ = tokenizer.digest();
-  atomic_write(folder.staged("tokenizer.model"), tokenizer.model_bytes());
-  written_.push_back("tokenizer.model");
-  write_shards(tokenizer, &folder);
-  if (report_.train.documents == 0)
-    throw UserError(
-        "prepare: expected documents to train on, got {} for validation and {} without text (add text or "
-        "lower "
-        "prepare.validation_fraction)",
-        report_.validation.documents, report_.dropped_documents);
+void Preparation::warn() const {
   for (const std::string& message : report_.skipped.examples) log::warning("skipped: {}", message);
   if (report_.skipped.total() > 0)
     log::warning("prepare: {} records were skipped, the first of them named above", report_.skipped.total());
@@ -379,10 +320,44 @@ PrepareReport Preparation::run() {
   if (report_.changed_documents > 0)
     log::warning(
         "prepare: {} of {} documents that were checked do not come back from their tokens exactly: the "
-        "tokenizer "
-        "is lossy",
+        "tokenizer is lossy",
         report_.changed_documents, report_.checked_documents);
-  report_.seconds = seconds_since(start);
+}
+
+PrepareReport Preparation::run() {
+  detail::check_settings(settings_);
+  files_ = find_inputs(settings_);
+  configuration_ = detail::describe(settings_, options_.builtin_seed);
+  load_model();
+  detail::OutputFolder folder(settings_.output);
+  if (std::optional<PrepareReport> done = reuse(folder)) {
+    folder.discard();
+    return *done;
+  }
+  if (std::optional<detail::Journal> journal = unfinished(folder)) {
+    before_ = std::move(*journal);
+    log::info(
+        "{}: continues an interrupted preparation: {} train and {} validation shards and {} MB of input are "
+        "done",
+        settings_.output, before_.train.closed_shards, before_.validation.closed_shards,
+        before_.input.input_bytes / 1'000'000);
+  } else {
+    folder.begin();
+  }
+  if (!write_set(folder)) {
+    log::warning("{}: starts over: the input is not what the interrupted preparation read", settings_.output);
+    folder.begin();
+    before_ = {};
+    report_ = {};
+    OSDN_ASSERT(write_set(folder), "{}: nothing to continue, and still it does not fit", settings_.output);
+  }
+  if (report_.train.documents == 0)
+    throw UserError(
+        "prepare: expected documents to train on, got {} for validation and {} without text (add text or "
+        "lower prepare.validation_fraction)",
+        report_.validation.documents, report_.dropped_documents);
+  warn();
+  report_.seconds = seconds();
   folder.publish(report_json());
   report_.tokenizer_model = folder.final_path("tokenizer.model");
   return report_;

@@ -50,10 +50,11 @@ struct PrepareReport {
   bool already_done = false;  // the folder held exactly this
 };
 
-/// Nothing appears under a final name before everything is complete. Interrupted at any moment, the next call for
-/// the same with unchanged inputs continues: the trained tokenizer and finished shards stay as they are, input that
-/// is done is not encoded again, and the result is the same bytes. Throws UserError for wrong settings or input (file and line), or
-/// when the folder holds shards of other settings or inputs; EnvironmentError without space or permission.
+/// Nothing appears under a final name before everything is complete. Interrupted at any moment, the next call
+/// for the same with unchanged inputs continues: the trained tokenizer and finished shards stay as they are,
+/// input that is done is not encoded again, and the result is the same bytes. Throws UserError for wrong
+/// settings or input (file and line), or when the folder holds shards of other settings or inputs;
+/// EnvironmentError without space or permission.
 PrepareReport prepare(const config::Prepare& settings, const PrepareOptions& options);
 
 /// A tokenizer trained on the documents that prepare would read, on a uniform sample of at most 64 MB of

@@ -1,6 +1,5 @@
 // Token shards: HDF5 files of whole documents (docs/formats/shard.md), complete or absent. The library is
-// used only to write a file and to open one; tokens of contiguous datasets are then read straight from the
-// file, so that reading threads never meet inside HDF5.
+// used only to write a file; reading goes straight to the bytes, since a shard may be damaged or hostile.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +18,37 @@ struct ShardMeta {
   std::vector<std::string> source_names;  // where the text came from
 };
 
-/// Writes one shard. Tokens wait in a file beside the final one, so memory does not grow with them.
+/// How far a shard has come that is not finished.
+struct ShardPosition {
+  int64_t tokens = 0;
+  int64_t documents = 0;
+};
+
+/// Writes one shard. Tokens and the table of documents wait in two files beside the final one, so memory does
+/// not grow with them, and a process that dies can be followed by one that continues.
 class ShardWriter {
  public:
   ShardWriter(const std::string& path, ShardMeta meta);
-  ~ShardWriter();  // without finish: leaves nothing behind
+  /// Continues after `position`, which sync returned to an earlier process with the same path and meta.
+  /// Throws DataError when the files do not reach it.
+  ShardWriter(const std::string& path, ShardMeta meta, ShardPosition position);
+  ~ShardWriter();  // without finish or sync: leaves nothing behind
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   /// `tokens`: at least one, each below the vocabulary size (DataError otherwise). `text_bytes`: of the text
   /// behind them.
   void add_document(const std::vector<int32_t>& tokens, int64_t text_bytes);
-  int64_t num_tokens() const;
-  int64_t num_documents() const;
-  /// Makes the file under a temporary name, fsyncs and renames it. Throws EnvironmentError without space.
+  ShardPosition position() const;
+  /// Puts all that was added on the medium. From then on the two files stay until remove_parts, whatever
+  /// happens.
+  void sync();
+  /// Makes the file under a temporary name, fsyncs and renames it; a writer that continues keeps the file
+  /// that an earlier process made of just these tokens. Throws EnvironmentError without space.
   void finish();
+
+  /// Removes what sync left beside the shard `path`.
+  static void remove_parts(const std::string& path);
 
  private:
   struct Impl;
@@ -45,7 +60,7 @@ class ShardReader {
  public:
   /// Checks that the file is a complete shard: type, rank, attributes, offsets, length. Throws DataError or
   /// EnvironmentError naming the file and what was found in it. Any integer type and byte order is read,
-  /// chunked and compressed datasets too (more slowly, one thread at a time).
+  /// chunked and compressed datasets too (more slowly). No byte of the file is trusted.
   explicit ShardReader(const std::string& path);
   ~ShardReader();
   ShardReader(const ShardReader&) = delete;

@@ -2,8 +2,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
+#include <filesystem>
 #include <optional>
-#include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "base/fs.h"
@@ -71,10 +73,23 @@ class Hdf5File {
             H5Dclose};
   }
 
-  void put(const char* name, const std::vector<int64_t>& values) {
-    const Hdf5Id dataset = create_dataset(name, H5T_STD_I64LE, values.size());
-    check(path_, "write a dataset",
-          H5Dwrite(dataset.get(), H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()));
+  /// Writes a dataset block by block: `next` gives the address and the number of the next values, 0 at the
+  /// end.
+  template <typename Next>
+  void put_blocks(const char* name, hid_t type, size_t size, Next&& next) {
+    const Hdf5Id dataset = create_dataset(name, type, size);
+    const Hdf5Id file_space(check(path_, "describe a dataset", H5Dget_space(dataset.get())), H5Sclose);
+    hsize_t position = 0;
+    const void* values = nullptr;
+    while (const hsize_t count = next(&values)) {
+      const Hdf5Id memory_space(check(path_, "describe a block", H5Screate_simple(1, &count, nullptr)),
+                                H5Sclose);
+      H5Sselect_hyperslab(file_space.get(), H5S_SELECT_SET, &position, nullptr, &count, nullptr);
+      check(path_, "write a dataset",
+            H5Dwrite(dataset.get(), type, memory_space.get(), file_space.get(), H5P_DEFAULT, values));
+      position += count;
+    }
+    OSDN_ASSERT(position == size, "{}: {} of {} values of {} staged", path_, position, size, name);
   }
 
   void close() {
@@ -96,52 +111,91 @@ class Hdf5File {
   Hdf5Id file_;
 };
 
+/// A row of the table of documents as it waits for the end.
+struct DocumentRow {
+  int64_t end = 0;  // in tokens of the shard
+  int64_t text_bytes = 0;
+};
+
+/// Blocks of whole values out of a file.
+class BlockSource {
+ public:
+  BlockSource(const std::string& path, size_t value_bytes)
+      : file_(File::open_for_reading(path)), value_bytes_(value_bytes), block_(kBlockBytes) {}
+  size_t next() {
+    size_t size = 0;
+    while (size < block_.size()) {
+      const size_t got = file_.read(block_.data() + size, block_.size() - size);
+      if (got == 0) break;
+      size += got;
+    }
+    return size / value_bytes_;
+  }
+  const char* data() const { return block_.data(); }
+
+ private:
+  File file_;
+  size_t value_bytes_;
+  std::vector<char> block_;
+};
+
+std::string tokens_path(const std::string& path) { return path + ".tokens"; }
+std::string documents_path(const std::string& path) { return path + ".documents"; }
+
 }  // namespace shard_writer_detail
 
 struct ShardWriter::Impl {
   std::string path;
-  std::string staged_path;  // of the raw tokens
   ShardMeta meta;
   bool wide = false;  // uint32
-  std::optional<File> staged;
+  std::optional<File> tokens_file;
+  std::optional<File> documents_file;
   StreamingDigest digest;
-  std::vector<int64_t> document_offsets = {0};
-  std::vector<int64_t> document_bytes;
-  std::vector<char> block;  // tokens as they are stored, little-endian
+  ShardPosition position;
+  std::vector<char> tokens;  // not yet in the file: as they are stored, little-endian
+  std::vector<shard_writer_detail::DocumentRow> documents;  // not yet in the file
+  bool kept = false;                                        // sync was called: the two files stay
+  bool continued = false;
 
-  int64_t num_tokens() const { return document_offsets.back(); }
+  Impl(const std::string& shard_path, ShardMeta shard_meta)
+      : path(shard_path), meta(std::move(shard_meta)), wide(meta.vocab_size > 65536) {}
   size_t token_bytes() const { return wide ? 4 : 2; }
+  void continue_from(ShardPosition from);
   void flush();
   void write_hdf5(const std::string& target);
-  void copy_tokens(int64_t dataset, const std::string& target);
+  bool is_finished() const;
 };
 
-void ShardWriter::Impl::flush() {
-  staged->write(block.data(), block.size());
-  digest.update(block.data(), block.size());
-  block.clear();
+void ShardWriter::Impl::continue_from(ShardPosition from) {
+  const auto cut = [](const std::string& file, uint64_t size) {
+    File open = File::open_for_appending(file);
+    if (open.size_bytes() < size)
+      throw DataError("{}: expected at least {} bytes from an interrupted process, found {}", file, size,
+                      open.size_bytes());
+    open.truncate(size);
+    return open;
+  };
+  tokens_file =
+      cut(shard_writer_detail::tokens_path(path), static_cast<uint64_t>(from.tokens) * token_bytes());
+  documents_file = cut(shard_writer_detail::documents_path(path),
+                       static_cast<uint64_t>(from.documents) * sizeof(shard_writer_detail::DocumentRow));
+  shard_writer_detail::BlockSource source(shard_writer_detail::tokens_path(path), token_bytes());
+  while (const size_t count = source.next()) digest.update(source.data(), count * token_bytes());
+  position = from;
+  kept = true;
+  continued = true;
 }
 
-void ShardWriter::Impl::copy_tokens(int64_t dataset, const std::string& target) {
-  const hid_t memory_type = wide ? H5T_STD_U32LE : H5T_STD_U16LE;
-  const detail::Hdf5Id file_space(H5Dget_space(dataset), H5Sclose);
-  File source = File::open_for_reading(staged_path);
-  block.resize(shard_writer_detail::kBlockBytes);
-  hsize_t position = 0;
-  while (const size_t size = source.read(block.data(), block.size())) {
-    const hsize_t count = size / token_bytes();
-    const detail::Hdf5Id memory_space(H5Screate_simple(1, &count, nullptr), H5Sclose);
-    H5Sselect_hyperslab(file_space.get(), H5S_SELECT_SET, &position, nullptr, &count, nullptr);
-    shard_writer_detail::check(
-        target, "write the tokens",
-        H5Dwrite(dataset, memory_type, memory_space.get(), file_space.get(), H5P_DEFAULT, block.data()));
-    position += count;
-  }
-  OSDN_ASSERT(static_cast<int64_t>(position) == num_tokens(), "{}: {} of {} tokens staged", target, position,
-              num_tokens());
+void ShardWriter::Impl::flush() {
+  tokens_file->write(tokens.data(), tokens.size());
+  digest.update(tokens.data(), tokens.size());
+  tokens.clear();
+  documents_file->write(documents.data(), documents.size() * sizeof(shard_writer_detail::DocumentRow));
+  documents.clear();
 }
 
 void ShardWriter::Impl::write_hdf5(const std::string& target) {
+  using shard_writer_detail::DocumentRow;
   const detail::Hdf5Guard guard;
   shard_writer_detail::Hdf5File file(target);
   file.put("format", std::string("osdn-shard"));
@@ -149,75 +203,131 @@ void ShardWriter::Impl::write_hdf5(const std::string& target) {
   file.put("vocab_size", meta.vocab_size);
   file.put("tokenizer_digest", meta.tokenizer_digest);
   file.put("sources", shard_writer_detail::join_sources(meta.source_names));
-  file.put("num_tokens", num_tokens());
-  file.put("num_documents", static_cast<int64_t>(document_bytes.size()));
+  file.put("num_tokens", position.tokens);
+  file.put("num_documents", position.documents);
   file.put("tokens_digest", digest.value().hex());
-  file.put("document_offsets", document_offsets);
-  file.put("document_bytes", document_bytes);
-  {
-    const detail::Hdf5Id tokens = file.create_dataset("tokens", wide ? H5T_STD_U32LE : H5T_STD_U16LE,
-                                                      static_cast<size_t>(num_tokens()));
-    copy_tokens(tokens.get(), target);
-  }
+  // `leads`: a 0 comes before the column.
+  const auto put_column = [&](const char* name, bool leads, int64_t DocumentRow::*field) {
+    shard_writer_detail::BlockSource rows(shard_writer_detail::documents_path(path), sizeof(DocumentRow));
+    std::vector<int64_t> column;
+    file.put_blocks(name, H5T_STD_I64LE, static_cast<size_t>(position.documents) + (leads ? 1 : 0),
+                    [&, first = leads](const void** values) mutable {
+                      column.assign(std::exchange(first, false) ? 1 : 0, 0);
+                      const size_t count = rows.next();
+                      for (size_t i = 0; i < count; ++i) {
+                        DocumentRow row;
+                        std::memcpy(&row, rows.data() + i * sizeof(row), sizeof(row));
+                        column.push_back(row.*field);
+                      }
+                      *values = column.data();
+                      return static_cast<hsize_t>(column.size());
+                    });
+  };
+  put_column("document_offsets", true, &DocumentRow::end);
+  put_column("document_bytes", false, &DocumentRow::text_bytes);
+  shard_writer_detail::BlockSource source(shard_writer_detail::tokens_path(path), token_bytes());
+  file.put_blocks("tokens", wide ? H5T_STD_U32LE : H5T_STD_U16LE, static_cast<size_t>(position.tokens),
+                  [&](const void** values) {
+                    const size_t count = source.next();
+                    *values = source.data();
+                    return static_cast<hsize_t>(count);
+                  });
   file.close();
 }
 
-ShardWriter::ShardWriter(const std::string& path, ShardMeta meta) : impl_(std::make_unique<Impl>()) {
-  impl_->path = path;
-  impl_->staged_path = fmt::format("{}.tokens-{}", path, ::getpid());
-  impl_->wide = meta.vocab_size > 65536;
-  impl_->meta = std::move(meta);
-  impl_->staged = File::create(impl_->staged_path);
+/// Whether an earlier process finished just this shard before it died.
+bool ShardWriter::Impl::is_finished() const {
+  if (!continued || !std::filesystem::exists(path)) return false;
+  try {
+    const ShardReader reader(path);
+    return reader.tokens_digest() == digest.value().hex() && reader.num_documents() == position.documents &&
+           reader.tokenizer_digest() == meta.tokenizer_digest;
+  } catch (const DataError&) {
+    return false;
+  }
 }
 
-ShardWriter::~ShardWriter() { ::unlink(impl_->staged_path.c_str()); }
+ShardWriter::ShardWriter(const std::string& path, ShardMeta meta)
+    : impl_(std::make_unique<Impl>(path, std::move(meta))) {
+  impl_->tokens_file = File::create(shard_writer_detail::tokens_path(path));
+  impl_->documents_file = File::create(shard_writer_detail::documents_path(path));
+}
 
-int64_t ShardWriter::num_tokens() const { return impl_->num_tokens(); }
-int64_t ShardWriter::num_documents() const { return static_cast<int64_t>(impl_->document_bytes.size()); }
+ShardWriter::ShardWriter(const std::string& path, ShardMeta meta, ShardPosition position)
+    : impl_(std::make_unique<Impl>(path, std::move(meta))) {
+  impl_->continue_from(position);
+}
+
+ShardWriter::~ShardWriter() {
+  if (!impl_->kept) remove_parts(impl_->path);
+}
+
+void ShardWriter::remove_parts(const std::string& path) {
+  ::unlink(shard_writer_detail::tokens_path(path).c_str());
+  ::unlink(shard_writer_detail::documents_path(path).c_str());
+}
+
+ShardPosition ShardWriter::position() const { return impl_->position; }
+
+void ShardWriter::sync() {
+  impl_->flush();
+  impl_->tokens_file->sync();
+  impl_->documents_file->sync();
+  impl_->kept = true;
+}
 
 void ShardWriter::add_document(const std::vector<int32_t>& tokens, int64_t text_bytes) {
   OSDN_ASSERT(!tokens.empty(), "{}: a document without tokens", impl_->path);
-  const int64_t first = impl_->num_tokens();
+  const int64_t first = impl_->position.tokens;
   const auto size = static_cast<int64_t>(tokens.size());
   if (first + size > kMaxShardTokens)
     throw UserError(
         "{}: expected at most {} tokens a shard, got {} (no document crosses shards: split longer ones)",
         impl_->path, kMaxShardTokens, first + size);
-  for (int64_t i = 0; i < size; ++i) {
-    const int32_t token = tokens[static_cast<size_t>(i)];
-    if (token < 0 || token >= impl_->meta.vocab_size)
+  const size_t width = impl_->token_bytes();
+  const size_t begin = impl_->tokens.size();
+  impl_->tokens.resize(begin + tokens.size() * width);
+  char* target = impl_->tokens.data() + begin;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const int32_t token = tokens[i];
+    if (token < 0 || token >= impl_->meta.vocab_size) {
+      impl_->tokens.resize(begin);
       throw DataError("{}: token {} is {}, expected 0 to {} (the vocabulary has {} pieces)", impl_->path,
-                      first + i, token, impl_->meta.vocab_size - 1, impl_->meta.vocab_size);
+                      first + static_cast<int64_t>(i), token, impl_->meta.vocab_size - 1,
+                      impl_->meta.vocab_size);
+    }
     const auto id = static_cast<uint32_t>(token);
-    for (size_t byte = 0; byte < impl_->token_bytes(); ++byte)
-      impl_->block.push_back(static_cast<char>(id >> (8 * byte)));
+    for (size_t byte = 0; byte < width; ++byte) *target++ = static_cast<char>(id >> (8 * byte));
   }
-  if (impl_->block.size() >= shard_writer_detail::kBlockBytes) impl_->flush();
-  impl_->document_offsets.push_back(first + size);
-  impl_->document_bytes.push_back(text_bytes);
+  impl_->position.tokens += size;
+  impl_->position.documents += 1;
+  impl_->documents.push_back({.end = impl_->position.tokens, .text_bytes = text_bytes});
+  if (impl_->tokens.size() + 16 * impl_->documents.size() >= shard_writer_detail::kBlockBytes) impl_->flush();
 }
 
 void ShardWriter::finish() {
-  OSDN_ASSERT(impl_->num_tokens() > 0, "{}: a shard without documents", impl_->path);
+  OSDN_ASSERT(impl_->position.tokens > 0, "{}: a shard without documents", impl_->path);
   impl_->flush();
-  const uint64_t needed = static_cast<uint64_t>(impl_->num_tokens()) * impl_->token_bytes() +
-                          16 * impl_->document_bytes.size() + (1 << 16);
-  const uint64_t available = free_space_bytes(impl_->path);
-  if (available < needed)
-    throw EnvironmentError(
-        "{}: the shard needs {} bytes, the file system has {} free (make room or choose another "
-        "prepare.output)",
-        impl_->path, needed, available);
-  const std::string target = fmt::format("{}.tmp-{}", impl_->path, ::getpid());
-  try {
-    impl_->write_hdf5(target);
-    File::open_for_appending(target).sync();
-  } catch (...) {
-    ::unlink(target.c_str());
-    throw;
+  if (!impl_->is_finished()) {
+    const uint64_t needed = static_cast<uint64_t>(impl_->position.tokens) * impl_->token_bytes() +
+                            16 * static_cast<uint64_t>(impl_->position.documents) + (1 << 16);
+    const uint64_t available = free_space_bytes(impl_->path);
+    if (available < needed)
+      throw EnvironmentError(
+          "{}: the shard needs {} bytes, the file system has {} free (make room or choose another "
+          "prepare.output)",
+          impl_->path, needed, available);
+    const std::string target = impl_->path + ".tmp";
+    try {
+      impl_->write_hdf5(target);
+      File::open_for_appending(target).sync();
+    } catch (...) {
+      ::unlink(target.c_str());
+      throw;
+    }
+    durable_rename(target, impl_->path);
   }
-  durable_rename(target, impl_->path);
-  ::unlink(impl_->staged_path.c_str());
+  if (!impl_->kept) remove_parts(impl_->path);
 }
 
 }  // namespace osdn::data

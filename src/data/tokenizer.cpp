@@ -2,9 +2,11 @@
 
 #include <sentencepiece_processor.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <charconv>
+#include <exception>
 #include <functional>
 #include <system_error>
 #include <unordered_map>
@@ -13,7 +15,8 @@
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/hash.h"
-#include "data/detail/adjacency.h"
+#include "data/detail/division.h"
+#include "data/detail/sentencepiece_check.h"
 #include "data/detail/sentencepiece_model.h"
 #include "data/detail/utf8.h"
 
@@ -21,11 +24,11 @@ namespace osdn::data {
 namespace tokenizer_detail {
 
 constexpr std::string_view kSpaceMarker = "\xE2\x96\x81";  // U+2581, sentencepiece's space
-constexpr size_t kMaxPieceBytes = 64 << 10;                // of text handed to the library at once
-constexpr size_t kLongSegmentBytes =
-    64;  // from here on a segment ends at any safe place, not only at whitespace
-constexpr size_t kCacheEntries = 1 << 16;   // a thread
-constexpr size_t kCachedSegmentBytes = 64;  // longer segments rarely come again
+constexpr size_t kCacheEntries = 1 << 16;                  // a thread
+constexpr size_t kCachedSegmentBytes = 64;                 // longer segments rarely come again
+constexpr size_t kWindowBytes = 64 << 10;                  // of a segment without any place to cut
+constexpr size_t kMaxUnigramBytes = 1 << 20;               // of such a segment of an own unigram model
+constexpr size_t kMaxUndividedBytes = 8 << 20;             // the library takes 87 bytes for each
 
 struct ViewHash {
   using is_transparent = void;
@@ -46,6 +49,13 @@ SegmentCache& segment_cache(uint64_t owner) {
   }
   return cache;
 }
+
+/// A symbol of an encoded text, with its place there in bytes.
+struct Unit {
+  size_t begin = 0;
+  size_t end = 0;
+  std::vector<int32_t> ids;  // several for a character in byte pieces
+};
 
 uint64_t next_owner() {
   static std::atomic<uint64_t> counter{0};
@@ -77,28 +87,32 @@ int byte_of_piece(std::string_view piece) {  // "<0x0A>" -> 10; -1 for anything 
 struct Tokenizer::Impl {
   std::string model_bytes;
   std::string digest;
-  sentencepiece::SentencePieceProcessor processor;
+  sentencepiece::SentencePieceProcessor processor;  // the model as it is
+  // The same with the other dummy prefix, where parts of a text need it.
+  std::unique_ptr<sentencepiece::SentencePieceProcessor> inner;
   std::vector<std::string> piece_bytes;    // by id
   std::array<int32_t, 256> byte_ids = {};  // of the byte pieces; -1 where there is none
-  detail::Adjacency adjacency;
-  bool divisible = false;     // a text may be cut where no piece joins the two characters
-  bool word_by_word = false;  // short segments, remembered: exact for BPE, and how own models are defined
+  detail::Division division;
   bool dummy_prefix = false;  // the library puts a space before everything it encodes
-  bool lossless = false;
+  bool bpe = false;
   bool text_reaches_control_ids = false;
   uint64_t owner = tokenizer_detail::next_owner();
 
-  void inspect(const detail::SentencepieceModel& model);
+  void inspect(const detail::SentencepieceModel& model, const std::string& origin);
+  void encode_with(const sentencepiece::SentencePieceProcessor& library, std::string_view text,
+                   std::vector<int32_t>* ids) const;
   void encode_whole(std::string_view text, std::vector<int32_t>* ids) const;
-  void encode_segment(std::string_view segment, std::vector<int32_t>* ids) const;
-  size_t segment_size(std::string_view text) const;
-  void encode_divided(std::string_view text, std::vector<int32_t>* ids) const;
+  void encode_cached(std::string_view segment, std::vector<int32_t>* ids) const;
+  void encode_long_segment(std::string_view segment, std::vector<int32_t>* ids) const;
+  void encode_words(std::string_view text, std::vector<int32_t>* ids) const;
   void encode_lossless(std::string_view text, std::vector<int32_t>* ids) const;
+  std::vector<tokenizer_detail::Unit> units_of(std::string_view text) const;
+  bool stay_apart(std::string_view text, const tokenizer_detail::Unit& left,
+                  const tokenizer_detail::Unit& right) const;
 };
 
-void Tokenizer::Impl::inspect(const detail::SentencepieceModel& model) {
+void Tokenizer::Impl::inspect(const detail::SentencepieceModel& model, const std::string& origin) {
   byte_ids.fill(-1);
-  bool has_space_piece = false;
   for (size_t id = 0; id < model.pieces.size(); ++id) {
     const auto& [text, type] = model.pieces[id];
     std::string& bytes = piece_bytes.emplace_back();
@@ -125,37 +139,38 @@ void Tokenizer::Impl::inspect(const detail::SentencepieceModel& model) {
       default:
         break;
     }
-    has_space_piece = has_space_piece || text == tokenizer_detail::kSpaceMarker;
     bytes = tokenizer_detail::replace_markers(text);
-    adjacency.add_piece(text);
   }
-  const bool known_type = model.type == detail::ModelType::kBpe || model.type == detail::ModelType::kUnigram;
-  bool all_bytes = model.byte_fallback;
-  for (const int32_t id : byte_ids) all_bytes = all_bytes && id >= 0;
-  // Without byte pieces the library joins neighbouring unknown characters into one id, also across a cut.
-  divisible = known_type && all_bytes && model.identity_normalization && !model.remove_extra_whitespaces &&
-              model.escape_whitespaces && !model.treat_whitespace_as_suffix;
+  for (const int id : {processor.bos_id(), processor.eos_id(), processor.pad_id()})
+    if (id >= static_cast<int>(model.pieces.size()))
+      throw DataError("{}: a control piece has id {}, the vocabulary has {} pieces", origin, id,
+                      model.pieces.size());
+  division = detail::Division(model);
   dummy_prefix = model.add_dummy_prefix;
-  lossless = divisible && !dummy_prefix && has_space_piece;
-  // The library adds a unigram path's scores up in float32 from the start of the text, so its choice among
-  // near ties depends on all that came before. Own models are defined word by word; for foreign ones the
-  // library's word counts.
-  word_by_word = divisible && (lossless || model.type == detail::ModelType::kBpe);
+  bpe = model.type == detail::ModelType::kBpe;
+  // Of words, the space is ours to put; after a cut at a space, the library puts it back.
+  const bool wanted = division.kind() == detail::Division::Kind::kSpaces;
+  if (division.kind() == detail::Division::Kind::kNever || dummy_prefix == wanted) return;
+  inner = std::make_unique<sentencepiece::SentencePieceProcessor>();
+  const auto status = inner->LoadFromSerializedProto(detail::with_dummy_prefix(model_bytes, wanted));
+  if (!status.ok()) throw DataError("{}: sentencepiece refuses the model: {}", origin, status.ToString());
 }
 
-void Tokenizer::Impl::encode_whole(std::string_view text, std::vector<int32_t>* ids) const {
+void Tokenizer::Impl::encode_with(const sentencepiece::SentencePieceProcessor& library, std::string_view text,
+                                  std::vector<int32_t>* ids) const {
   std::vector<int> encoded;
-  const auto status = processor.Encode(text, &encoded);
+  const auto status = library.Encode(text, &encoded);
   if (!status.ok())
-    throw InternalError("tokenizer: cannot encode {} bytes: {}", text.size(), status.ToString());
+    throw DataError("tokenizer: the model cannot encode {} bytes: {}", text.size(), status.ToString());
   ids->insert(ids->end(), encoded.begin(), encoded.end());
 }
 
-void Tokenizer::Impl::encode_segment(std::string_view segment, std::vector<int32_t>* ids) const {
-  if (segment.size() > tokenizer_detail::kCachedSegmentBytes) {
-    encode_whole(segment, ids);
-    return;
-  }
+/// A part of a text: nothing is put before it in words, a space after a cut at one.
+void Tokenizer::Impl::encode_whole(std::string_view text, std::vector<int32_t>* ids) const {
+  encode_with(inner ? *inner : processor, text, ids);
+}
+
+void Tokenizer::Impl::encode_cached(std::string_view segment, std::vector<int32_t>* ids) const {
   auto& entries = tokenizer_detail::segment_cache(owner).entries;
   auto found = entries.find(segment);
   if (found == entries.end()) {
@@ -167,47 +182,85 @@ void Tokenizer::Impl::encode_segment(std::string_view segment, std::vector<int32
   ids->insert(ids->end(), found->second.begin(), found->second.end());
 }
 
-/// Bytes up to the next safe cut that is also a good one: before a space, after a newline, or anywhere once
-/// it is long.
-size_t Tokenizer::Impl::segment_size(std::string_view text) const {
-  size_t position = 0;
-  char32_t left = detail::utf8_code_point(text, &position);
-  while (position < text.size()) {
-    size_t length = 0;
-    const char32_t right = detail::utf8_code_point(text.substr(position), &length);
-    bool cut =
-        (right == U' ' && left != U' ') || left == U'\n' || position >= tokenizer_detail::kLongSegmentBytes;
-    // With a dummy prefix only a space can be cut away, because the library puts it back, unless nothing
-    // follows.
-    if (dummy_prefix) cut = right == U' ' && left != U' ' && position + 1 < text.size();
-    if (cut && !adjacency.joined(left, right)) return position;
-    left = right;
-    position += length;
+/// The symbols that the text ends as: pieces, and characters that become several byte pieces.
+std::vector<tokenizer_detail::Unit> Tokenizer::Impl::units_of(std::string_view text) const {
+  std::vector<tokenizer_detail::Unit> units;
+  const auto encoded = (inner ? *inner : processor).EncodeAsImmutableProto(text);
+  std::vector<int32_t> ids;
+  for (const auto& piece : encoded.pieces()) {
+    ids.push_back(static_cast<int32_t>(piece.id()));
+    if (piece.end() == piece.begin()) continue;  // all but the last byte piece of a character
+    units.push_back({.begin = piece.begin(), .end = piece.end(), .ids = std::move(ids)});
+    ids.clear();
   }
-  return text.size();
+  OSDN_ASSERT(ids.empty() && !units.empty() && units.back().end == text.size(),
+              "tokenizer: pieces of a text of {} bytes do not cover it", text.size());
+  return units;
 }
 
-void Tokenizer::Impl::encode_divided(std::string_view text, std::vector<int32_t>* ids) const {
-  size_t begin = 0;  // of what is not encoded yet
-  size_t end = 0;    // of the segments gathered since
-  const auto flush = [&](auto encode) {
-    size_t from = begin;
-    if (dummy_prefix && begin > 0) ++from;
-    encode(text.substr(from, end - from));
-    begin = end;
-  };
-  while (end < text.size()) {
-    const size_t size = segment_size(text.substr(end));
-    if (word_by_word) {
-      end += size;
-      flush([&](std::string_view segment) { encode_segment(segment, ids); });
-      continue;
+/// Whether two neighbouring units of `text` are what their text by itself encodes to.
+bool Tokenizer::Impl::stay_apart(std::string_view text, const tokenizer_detail::Unit& left,
+                                 const tokenizer_detail::Unit& right) const {
+  std::vector<int32_t> both;
+  encode_whole(text.substr(left.begin, right.end - left.begin), &both);
+  return both.size() == left.ids.size() + right.ids.size() &&
+         std::equal(left.ids.begin(), left.ids.end(), both.begin()) &&
+         std::equal(right.ids.begin(), right.ids.end(), both.end() - static_cast<int64_t>(right.ids.size()));
+}
+
+/// A segment without a place to cut, in windows. Merges left and right of a position do not know of each
+/// other until one spans it, and the first that would also shows when just the two pieces that meet there are
+/// encoded together. So BPE ids of two sides that stay apart by this test are the ids of the whole.
+void Tokenizer::Impl::encode_long_segment(std::string_view segment, std::vector<int32_t>* ids) const {
+  using tokenizer_detail::Unit;
+  const auto append = [&](const Unit& unit) { ids->insert(ids->end(), unit.ids.begin(), unit.ids.end()); };
+  size_t begin = 0;  // of the window
+  size_t window_bytes = tokenizer_detail::kWindowBytes;
+  std::vector<Unit> units;
+  while (true) {
+    const std::string_view window =
+        segment.substr(begin, detail::whole_characters(segment.substr(begin), window_bytes));
+    if (units.empty()) units = units_of(window);
+    if (begin + window.size() == segment.size()) break;
+    // Pieces near the end may change with what follows; one of those in the middle is nearly always a place
+    // to cut.
+    bool found = false;
+    for (size_t i = units.size() / 2; i > 0 && i + 16 > units.size() / 2 && !found; --i) {
+      const size_t cut = begin + units[i].begin;
+      std::vector<Unit> next =
+          units_of(segment.substr(cut, detail::whole_characters(segment.substr(cut), window_bytes)));
+      const Unit right{.begin = units[i].begin, .end = units[i].begin + next[0].end, .ids = next[0].ids};
+      found = stay_apart(segment.substr(begin), units[i - 1], right);
+      if (!found) continue;
+      for (size_t k = 0; k < i; ++k) append(units[k]);
+      units = std::move(next);
+      begin = cut;
     }
-    if (end > begin && end + size - begin > tokenizer_detail::kMaxPieceBytes)
-      flush([&](std::string_view piece) { encode_whole(piece, ids); });
-    end += size;
+    if (found) continue;
+    window_bytes *= 2;
+    units.clear();
   }
-  if (end > begin) flush([&](std::string_view piece) { encode_whole(piece, ids); });
+  for (const Unit& unit : units) append(unit);
+}
+
+void Tokenizer::Impl::encode_words(std::string_view text, std::vector<int32_t>* ids) const {
+  while (!text.empty()) {
+    std::string_view segment = text.substr(0, division.segment_size(text));
+    text.remove_prefix(segment.size());
+    if (segment.size() <= tokenizer_detail::kCachedSegmentBytes) {
+      encode_cached(segment, ids);
+    } else if (segment.size() <= tokenizer_detail::kWindowBytes) {
+      encode_whole(segment, ids);
+    } else if (bpe) {
+      encode_long_segment(segment, ids);
+    } else {
+      for (; !segment.empty();) {
+        const size_t size = detail::whole_characters(segment, tokenizer_detail::kMaxUnigramBytes);
+        encode_whole(segment.substr(0, size), ids);
+        segment.remove_prefix(size);
+      }
+    }
+  }
 }
 
 /// The library takes a written U+2581 for a space, and its trie ends at NUL: both go in as byte pieces.
@@ -221,7 +274,7 @@ void Tokenizer::Impl::encode_lossless(std::string_view text, std::vector<int32_t
       if (text[special] == '\xE2' && text.substr(special, 3) == tokenizer_detail::kSpaceMarker) size = 3;
       if (size > 0) break;
     }
-    if (special > begin) encode_divided(text.substr(begin, special - begin), ids);
+    encode_words(text.substr(begin, special - begin), ids);
     for (size_t i = 0; i < size; ++i) ids->push_back(byte_ids[static_cast<unsigned char>(text[special + i])]);
     begin = special + size;
   }
@@ -238,14 +291,25 @@ Tokenizer Tokenizer::from_model(std::string model_bytes) {
 }
 
 Tokenizer Tokenizer::parse(std::string model_bytes, const std::string& origin) {
+  if (const std::string fault = detail::sentencepiece_fault(model_bytes); !fault.empty())
+    throw DataError(
+        "{}: expected a sentencepiece model, found {} bytes of something else or a damaged one: {} (make a new "
+        "one with `osdn tokenizer train`, or copy it again)",
+        origin, model_bytes.size(), fault);
   const detail::SentencepieceModel model = detail::parse_sentencepiece_model(model_bytes, origin);
   Tokenizer tokenizer;
   Impl& impl = *tokenizer.impl_;
-  const auto status = impl.processor.LoadFromSerializedProto(model_bytes);
-  if (!status.ok()) throw DataError("{}: sentencepiece refuses the model: {}", origin, status.ToString());
+  std::string refusal;
+  try {
+    if (const auto status = impl.processor.LoadFromSerializedProto(model_bytes); !status.ok())
+      refusal = status.ToString();
+  } catch (const std::exception& failure) {  // of the library's trie
+    refusal = failure.what();
+  }
+  if (!refusal.empty()) throw DataError("{}: sentencepiece refuses the model: {}", origin, refusal);
   impl.digest = osdn::digest(model_bytes).hex();
   impl.model_bytes = std::move(model_bytes);
-  impl.inspect(model);
+  impl.inspect(model, origin);
   return tokenizer;
 }
 
@@ -256,16 +320,42 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
         "text: expected valid UTF-8, found byte 0x{:02X} at offset {} (convert it, e.g. with iconv)",
         static_cast<unsigned char>(text[invalid]), invalid);
   std::vector<int32_t> ids;
-  if (text.empty()) return ids;
   ids.reserve(text.size() / 3);
-  if (impl_->lossless) {
-    impl_->encode_lossless(text, &ids);
-  } else if (impl_->divisible && (impl_->word_by_word || text.size() > tokenizer_detail::kMaxPieceBytes)) {
-    impl_->encode_divided(text, &ids);
-  } else {
-    impl_->encode_whole(text, &ids);
-  }
+  for (const detail::TextPart& part : impl_->division.parts(text)) encode_part(part, &ids);
   return ids;
+}
+
+std::vector<detail::TextPart> Tokenizer::parts(std::string_view text) const {
+  return impl_->division.parts(text);
+}
+
+void Tokenizer::encode_part(const detail::TextPart& part, std::vector<int32_t>* ids) const {
+  if (impl_->division.lossless()) {
+    impl_->encode_lossless(part.text, ids);
+  } else if (impl_->division.kind() == detail::Division::Kind::kWords) {
+    if (part.first && impl_->dummy_prefix) {
+      std::string prefixed(1, ' ');
+      impl_->encode_words(prefixed += part.text, ids);
+    } else {
+      impl_->encode_words(part.text, ids);
+    }
+  } else {
+    if (part.text.size() > tokenizer_detail::kMaxUndividedBytes)
+      throw UserError(
+          "text: {} bytes without a place where this tokenizer lets it be cut ({}), expected one within {} "
+          "(split "
+          "the document, or train a tokenizer)",
+          part.text.size(),
+          impl_->division.kind() == detail::Division::Kind::kNever
+              ? "it has none in any text"
+              : "a space between visible ASCII characters",
+          tokenizer_detail::kMaxUndividedBytes);
+    if (part.first) {
+      impl_->encode_with(impl_->processor, part.text, ids);
+    } else {
+      impl_->encode_whole(part.text, ids);
+    }
+  }
 }
 
 std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
@@ -273,12 +363,12 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
     if (id < 0 || id >= vocab_size())
       throw UserError("tokenizer: expected ids from 0 to {}, got {}", vocab_size() - 1, id);
   std::string text;
-  if (impl_->lossless) {
+  if (impl_->division.lossless()) {
     for (const int32_t id : ids) text += impl_->piece_bytes[static_cast<size_t>(id)];
     return text;
   }
   const auto status = impl_->processor.Decode(std::vector<int>(ids.begin(), ids.end()), &text);
-  if (!status.ok()) throw InternalError("tokenizer: cannot decode {} ids: {}", ids.size(), status.ToString());
+  if (!status.ok()) throw DataError("tokenizer: the model cannot decode {} ids: {}", ids.size(), status.ToString());
   return text;
 }
 
@@ -293,7 +383,8 @@ int32_t Tokenizer::bos_id() const { return impl_->processor.bos_id(); }
 int32_t Tokenizer::eos_id() const { return impl_->processor.eos_id(); }
 int32_t Tokenizer::unknown_id() const { return impl_->processor.unk_id(); }
 int32_t Tokenizer::pad_id() const { return impl_->processor.pad_id(); }
-bool Tokenizer::lossless() const { return impl_->lossless; }
+bool Tokenizer::lossless() const { return impl_->division.lossless(); }
+const std::string& Tokenizer::losses() const { return impl_->division.losses(); }
 bool Tokenizer::text_reaches_control_ids() const { return impl_->text_reaches_control_ids; }
 std::string Tokenizer::digest() const { return impl_->digest; }
 const std::string& Tokenizer::model_bytes() const { return impl_->model_bytes; }

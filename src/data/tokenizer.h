@@ -10,6 +10,9 @@
 #include "config/config.h"
 
 namespace osdn::data {
+namespace detail {
+struct TextPart;
+}
 
 class Tokenizer {
  public:
@@ -24,6 +27,11 @@ class Tokenizer {
   /// Valid UTF-8 only (UserError otherwise). No bos or eos; control pieces written in the text stay text.
   /// Long texts are encoded in pieces cut where that cannot change the result. Thread-safe.
   std::vector<int32_t> encode(std::string_view text) const;
+  /// Encoding in parts, for one text on several threads: the ids of the parts of a text, one after the other,
+  /// are those of the text. `text` must be valid UTF-8 and outlive the parts. A part of more than 8 MB of a
+  /// foreign tokenizer that cannot be cut in it throws UserError.
+  std::vector<detail::TextPart> parts(std::string_view text) const;
+  void encode_part(const detail::TextPart& part, std::vector<int32_t>* ids) const;
   /// Control ids give nothing. Throws UserError for an id outside the vocabulary.
   std::string decode(const std::vector<int32_t>& ids) const;
   /// The bytes that one token contributes in the middle of a text (UTF-8 may be incomplete: byte pieces).
@@ -36,6 +44,8 @@ class Tokenizer {
   int32_t pad_id() const;
   /// Whether every valid UTF-8 text comes back exactly: true of the models that train_tokenizer makes.
   bool lossless() const;
+  /// What texts lose otherwise, for messages; empty when lossless.
+  const std::string& losses() const;
   /// Whether some text encodes to bos, eos or pad, which a document boundary must not: true of models that
   /// define those pieces as user symbols.
   bool text_reaches_control_ids() const;

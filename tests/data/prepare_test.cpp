@@ -1,9 +1,5 @@
 #include "data/prepare.h"
 
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <filesystem>
 #include <set>
 
@@ -107,21 +103,6 @@ TEST_CASE("The built-in corpus becomes shards that hold every document once", "[
   const Json json = read_json(data.output + "/prepare.json");
   CHECK(json.at("train").at("tokens") == report.train.tokens);
   CHECK(json.at("bytes_per_token").get<double>() > 3.0);
-}
-
-TEST_CASE("The number of workers does not change a byte", "[prepare]") {
-  const prepare_test::Fixture data;
-  config::Prepare settings = prepare_test::builtin(data.output);
-  settings.workers = 1;
-  const PrepareReport one = prepare(settings, {});
-  settings.workers = 5;
-  settings.output = data.folder.path() + "/again";
-  const PrepareReport five = prepare(settings, {});
-  REQUIRE(one.train.shards.size() == five.train.shards.size());
-  for (size_t i = 0; i < one.train.shards.size(); ++i)
-    CHECK(read_file(one.train.shards[i]) == read_file(five.train.shards[i]));
-  CHECK(read_file(one.validation.shards[0]) == read_file(five.validation.shards[0]));
-  CHECK(read_file(one.tokenizer_model) == read_file(five.tokenizer_model));
 }
 
 TEST_CASE("The built-in corpus always has validation documents", "[prepare]") {
@@ -236,46 +217,6 @@ TEST_CASE("Changed input files are not taken for the old ones", "[prepare]") {
   data.write("a.txt", builtin_document(1, 1));
   CHECK(test::contains(test::message_of<UserError>([&] { prepare(settings, {}); }), "the input files"));
   CHECK_FALSE(prepare(settings, {.overwrite = true}).already_done);
-}
-
-TEST_CASE("Killed at any moment, preparation leaves nothing under a final name that is not complete",
-          "[prepare]") {
-  const prepare_test::Fixture data;
-  config::Prepare settings = prepare_test::builtin(data.output);
-  settings.shard_tokens = 30'000;
-  settings.workers = 2;
-  const PrepareReport reference = prepare(settings, {});
-  std::vector<std::string> wanted;
-  for (const std::string& shard : reference.train.shards) wanted.push_back(read_file(shard));
-  const auto took = std::chrono::duration<double>(reference.seconds);
-  int64_t killed = 0;
-  for (uint64_t attempt = 0; attempt < 12; ++attempt) {
-    settings.output = data.folder.path() + "/killed-" + std::to_string(attempt);
-    const pid_t child = ::fork();
-    if (child == 0) {
-      prepare(settings, {});
-      ::_exit(0);
-    }
-    ::usleep(static_cast<useconds_t>(took.count() * 1e6 * static_cast<double>(attempt) / 11.0));
-    ::kill(child, SIGKILL);
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    killed += WIFSIGNALED(status) ? 1 : 0;
-    const std::set<std::string> files = prepare_test::visible_files(settings.output);
-    CAPTURE(attempt, files.size());
-    // Either nothing, or the set is complete and at most its renaming was cut short.
-    for (const std::string& file : files)
-      if (file.find(".h5") != std::string::npos)
-        CHECK_NOTHROW(ShardReader(settings.output + "/" + file).verify());
-    if (!std::filesystem::exists(settings.output + "/.prepare/prepare.json") &&
-        files.count("prepare.json") == 0)
-      CHECK(files.empty());
-    const PrepareReport again = prepare(settings, {});
-    REQUIRE(again.train.shards.size() == wanted.size());
-    for (size_t i = 0; i < wanted.size(); ++i) CHECK(read_file(again.train.shards[i]) == wanted[i]);
-    CHECK_FALSE(std::filesystem::exists(settings.output + "/.prepare"));
-  }
-  CHECK(killed > 3);
 }
 
 TEST_CASE("An interrupted renaming is finished by the next call", "[prepare]") {

@@ -1,6 +1,7 @@
 #include "data/tokenizer.h"
 
 #include <sentencepiece_trainer.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <fstream>
@@ -8,6 +9,7 @@
 
 #include "base/fs.h"
 #include "data/builtin_corpus.h"
+#include "data/detail/division.h"
 #include "data/sample_order.h"
 #include "data/train_tokenizer.h"
 #include "tests/data/support.h"
@@ -58,6 +60,77 @@ std::vector<int32_t> library_encode(const Tokenizer& tokenizer, const std::strin
   std::vector<int> ids;
   REQUIRE(processor.Encode(text, &ids).ok());
   return {ids.begin(), ids.end()};
+}
+
+/// Arguments of a model that changes no character and keeps all spaces.
+std::unordered_map<std::string, std::string> kept_spaces(const std::string& type,
+                                                         const std::string& dummy_prefix) {
+  return {{"model_type", type},
+          {"byte_fallback", "true"},
+          {"normalization_rule_name", "identity"},
+          {"remove_extra_whitespaces", "false"},
+          {"add_dummy_prefix", dummy_prefix}};
+}
+
+size_t peak_memory_bytes() {
+  struct rusage usage {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<size_t>(usage.ru_maxrss) * 1024;
+}
+
+/// Texts of more than one part of 64 KB: prose, code, runs, texts without spaces and of other scripts,
+/// random ones.
+std::vector<std::pair<std::string, std::string>> long_texts() {
+  constexpr size_t kBytes = 100'000;
+  const std::string prose = corpus_text(80).substr(0, kBytes);
+  std::string dense;
+  for (const char character : prose)
+    if (character != ' ' && character != '\n') dense += character;
+  std::string code;
+  std::string chinese;
+  std::string random;
+  std::string spaces;
+  std::string letters;
+  const std::vector<std::string> parts = {"a",
+                                          "b",
+                                          "<mask>",
+                                          "of the",
+                                          "the",
+                                          "e",
+                                          "\xE4\xB8\xAD",
+                                          "\xE6\x96\x87",
+                                          " ",
+                                          "  ",
+                                          "\n",
+                                          "\xC3\xA9",
+                                          "e\xCC\x81",
+                                          "\xF0\x9F\x98\x80",
+                                          "\t",
+                                          "\xE3\x80\x80",
+                                          "\xEF\xBC\xA1",
+                                          "\xC2\xA8",
+                                          "\xE2\x80\x8B"};
+  uint64_t state = 17;
+  while (code.size() < kBytes)
+    code += "\tif (x" + std::to_string(mix64(++state) % 1000) + " == 0) {\n        y();\r\n    }\n";
+  while (chinese.size() < kBytes) {
+    const uint64_t c = 0x4E00 + mix64(++state) % 300;
+    chinese += {static_cast<char>(0xE0 | c >> 12), static_cast<char>(0x80 | (c >> 6 & 0x3F)),
+                static_cast<char>(0x80 | (c & 0x3F))};
+  }
+  while (random.size() < kBytes) random += parts[mix64(++state) % parts.size()];
+  while (spaces.size() < kBytes) spaces += std::string(mix64(++state) % 900, ' ') + "the";
+  while (letters.size() < kBytes) letters += "etaoin"[mix64(++state) % 6];
+  return {{"prose", prose},
+          {"dense prose", dense},
+          {"code", code},
+          {"Chinese", chinese},
+          {"random", random},
+          {"spaces", spaces},
+          {"only spaces", std::string(kBytes, ' ')},
+          {"only newlines", std::string(kBytes, '\n')},
+          {"one letter", std::string(kBytes, 'e')},
+          {"random letters", letters}};
 }
 
 /// Every kind of UTF-8 that has ever been lost by a tokenizer.
@@ -162,62 +235,109 @@ TEST_CASE("Random mixtures of odd characters round-trip", "[tokenizer]") {
   }
 }
 
-TEST_CASE("Cutting a text where no piece spans the cut equals encoding it whole", "[tokenizer]") {
-  const std::string text =
-      tokenizer_test::corpus_text(60).substr(0, 150'000);  // more than two pieces of 64 KB
-  REQUIRE(text.size() > 130'000);
-  SECTION("own BPE") {
-    const Tokenizer& tokenizer = tokenizer_test::own(config::TokenizerType::kBpe);
-    CHECK(tokenizer.encode(text) == tokenizer_test::library_encode(tokenizer, text));
-    std::string dense;  // no spaces at all
-    for (const char character : text.substr(0, 70'000))
-      if (character != ' ' && character != '\n') dense += character;
-    CHECK(tokenizer.encode(dense) == tokenizer_test::library_encode(tokenizer, dense));
-  }
-  SECTION("own unigram") {
-    // Short enough that the library's float32 sums have not lost their last bits.
-    const Tokenizer& tokenizer = tokenizer_test::own(config::TokenizerType::kUnigram);
-    const std::string part = text.substr(0, 300);
-    CHECK(tokenizer.encode(part) == tokenizer_test::library_encode(tokenizer, part));
-  }
-  SECTION("a BPE model with a dummy prefix and kept spaces, as Llama's") {
-    const Tokenizer tokenizer = tokenizer_test::foreign({{"byte_fallback", "true"},
-                                                         {"normalization_rule_name", "identity"},
-                                                         {"remove_extra_whitespaces", "false"}});
-    CHECK_FALSE(tokenizer.lossless());
-    for (const std::string& sample : {text, std::string(" a"), std::string("a "), std::string("a  b "),
-                                      std::string("a  "), std::string("  "), std::string("x y\n z")}) {
-      CAPTURE(sample.substr(0, 20));
-      CHECK(tokenizer.encode(sample) == tokenizer_test::library_encode(tokenizer, sample));
+TEST_CASE("Long texts of every kind encode as the library encodes them whole", "[tokenizer]") {
+  struct Model {
+    std::string name;
+    Tokenizer tokenizer;
+  };
+  std::vector<Model> models;
+  models.push_back(
+      {"own BPE", Tokenizer::from_model(tokenizer_test::own(config::TokenizerType::kBpe).model_bytes())});
+  models.push_back({"as Llama's", tokenizer_test::foreign(tokenizer_test::kept_spaces("bpe", "true"))});
+  models.push_back(
+      {"with user-defined symbols, one of two words",
+       tokenizer_test::foreign({{"byte_fallback", "true"},
+                                {"normalization_rule_name", "identity"},
+                                {"remove_extra_whitespaces", "false"},
+                                {"user_defined_symbols", "<mask>,ee,of the,\xE4\xB8\xAD\xE6\x96\x87"}})});
+  models.push_back({"that normalises", tokenizer_test::foreign({})});
+  models.push_back(
+      {"that normalises and folds case", tokenizer_test::foreign({{"normalization_rule_name", "nfkc_cf"}})});
+  models.push_back({"without a dummy prefix", tokenizer_test::foreign({{"add_dummy_prefix", "false"}})});
+  models.push_back({"without byte pieces", tokenizer_test::foreign({{"normalization_rule_name", "identity"},
+                                                                    {"remove_extra_whitespaces", "false"}})});
+  models.push_back(
+      {"with spaces after words", tokenizer_test::foreign({{"treat_whitespace_as_suffix", "true"}})});
+  for (const Model& model : models) {
+    for (const auto& [name, text] : tokenizer_test::long_texts()) {
+      CAPTURE(model.name, name, text.size());
+      const std::vector<int32_t> ids = model.tokenizer.encode(text);
+      CHECK((ids == tokenizer_test::library_encode(model.tokenizer, text)));
+      // As several threads would do it.
+      std::vector<int32_t> joined;
+      for (const detail::TextPart& part : model.tokenizer.parts(text))
+        model.tokenizer.encode_part(part, &joined);
+      CHECK((joined == ids));
     }
-    CHECK(tokenizer.decode(tokenizer.encode("Mara has  two")) == "Mara has  two");
-  }
-  SECTION("a unigram model with a dummy prefix, in pieces of 64 KB") {
-    const Tokenizer tokenizer = tokenizer_test::foreign({{"model_type", "unigram"},
-                                                         {"byte_fallback", "true"},
-                                                         {"normalization_rule_name", "identity"},
-                                                         {"remove_extra_whitespaces", "false"}});
-    CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
-    CHECK(tokenizer.encode(text.substr(0, 2000)) ==
-          tokenizer_test::library_encode(tokenizer, text.substr(0, 2000)));
-  }
-  SECTION("a model that normalises is never cut") {
-    const Tokenizer tokenizer = tokenizer_test::foreign({});
-    CHECK_FALSE(tokenizer.lossless());
-    CHECK(tokenizer.encode(text) == tokenizer_test::library_encode(tokenizer, text));
-  }
-  SECTION("a model without byte pieces joins unknown characters") {
-    const Tokenizer tokenizer = tokenizer_test::foreign(
-        {{"normalization_rule_name", "identity"}, {"remove_extra_whitespaces", "false"}});
-    const std::string unknown = "a \xE4\xB8\xAD\xE6\x96\x87 \xE4\xB8\xAD b";
-    CHECK(tokenizer.encode(unknown) == tokenizer_test::library_encode(tokenizer, unknown));
   }
 }
 
-TEST_CASE("A long text without any place to cut is encoded all the same", "[tokenizer]") {
-  const Tokenizer& tokenizer = tokenizer_test::own(config::TokenizerType::kBpe);
-  const std::string text(200'000, 'e');
-  CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+TEST_CASE("Short texts with odd characters encode as the library encodes them", "[tokenizer]") {
+  const Tokenizer llama = tokenizer_test::foreign(tokenizer_test::kept_spaces("bpe", "true"));
+  CHECK_FALSE(llama.lossless());
+  CHECK(llama.losses() == "a written U+2581 becomes a space");
+  std::vector<std::string> texts = tokenizer_test::oddities();
+  texts.insert(texts.end(), {" a", "a ", "a  b ", "a  ", "  ", "x y\n z"});
+  for (const std::string& text : texts) {
+    CAPTURE(text.substr(0, 20));
+    CHECK((llama.encode(text) == tokenizer_test::library_encode(llama, text)));
+  }
+  CHECK(llama.decode(llama.encode("Mara has  two")) == "Mara has  two");
+}
+
+TEST_CASE("A long text is divided unless its model forbids it", "[tokenizer]") {
+  const std::string text = tokenizer_test::corpus_text(60);
+  REQUIRE(text.size() > 2 * 64 * 1024);
+  const auto longest = [&](const Tokenizer& tokenizer) {
+    size_t bytes = 0;
+    for (const detail::TextPart& part : tokenizer.parts(text)) bytes = std::max(bytes, part.text.size());
+    return bytes;
+  };
+  CHECK(longest(tokenizer_test::own(config::TokenizerType::kBpe)) < 66'000);
+  CHECK(longest(tokenizer_test::own(config::TokenizerType::kUnigram)) < 66'000);
+  CHECK(longest(tokenizer_test::foreign({})) <= 64 * 1024);
+  CHECK(longest(tokenizer_test::foreign(tokenizer_test::kept_spaces("unigram", "true"))) <= 64 * 1024);
+  // A symbol that holds a space could span the cut.
+  CHECK(longest(tokenizer_test::foreign({{"user_defined_symbols", "of the"}})) == text.size());
+}
+
+TEST_CASE("Unigram models give the library's ids where its sums have not lost their last bits",
+          "[tokenizer]") {
+  const std::string text = tokenizer_test::corpus_text(1);
+  const Tokenizer& own = tokenizer_test::own(config::TokenizerType::kUnigram);
+  CHECK(own.encode(text.substr(0, 300)) == tokenizer_test::library_encode(own, text.substr(0, 300)));
+  const Tokenizer kept = tokenizer_test::foreign(tokenizer_test::kept_spaces("unigram", "true"));
+  const std::string all = tokenizer_test::corpus_text(60);
+  CHECK(kept.decode(kept.encode(all)) == all);
+  CHECK(kept.encode(all.substr(0, 60'000)) == tokenizer_test::library_encode(kept, all.substr(0, 60'000)));
+}
+
+TEST_CASE("A text without any place to cut is encoded in bounded memory, or refused with its length",
+          "[tokenizer]") {
+  const Tokenizer& own = tokenizer_test::own(config::TokenizerType::kBpe);
+  std::string text;
+  uint64_t state = 5;
+  while (text.size() < 3'000'000) text += "etaoinshr"[mix64(++state) % 9];
+  const size_t before = tokenizer_test::peak_memory_bytes();
+  const std::vector<int32_t> ids = own.encode(text);
+  // The library alone would take 87 bytes for each byte, 260 MB.
+  CHECK(tokenizer_test::peak_memory_bytes() - before < 120'000'000);
+  CHECK((own.decode(ids) == text));
+  const Tokenizer& unigram = tokenizer_test::own(config::TokenizerType::kUnigram);
+  CHECK((unigram.decode(unigram.encode(text)) == text));
+  const std::string message =
+      test::message_of<UserError>([&] { tokenizer_test::foreign({}).encode(text + text + text); });
+  CAPTURE(message);
+  CHECK(test::contains(message,
+                       "9000000 bytes without a place where this tokenizer lets it be cut (a space between"));
+}
+
+TEST_CASE("Models that lose something say what", "[tokenizer]") {
+  CHECK(tokenizer_test::foreign({}).losses() ==
+        "characters are normalised, leading, trailing and repeated spaces are removed, unknown characters "
+        "are lost, a "
+        "written U+2581 becomes a space");
+  CHECK(tokenizer_test::own(config::TokenizerType::kBpe).losses().empty());
 }
 
 TEST_CASE("Control words that are user symbols are noticed", "[tokenizer]") {

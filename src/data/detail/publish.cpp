@@ -12,6 +12,7 @@ namespace osdn::data::detail {
 namespace publish_detail {
 
 constexpr const char* kManifest = "prepare.json";
+constexpr const char* kJournal = "journal.json";
 
 FileLock lock_folder(const std::string& path) {
   create_directories(path);
@@ -47,8 +48,9 @@ void remove_all(const std::string& path) {
 
 OutputFolder::OutputFolder(const std::string& path)
     : path_(path), staging_(path + "/.prepare"), lock_(publish_detail::lock_folder(path)) {
-  if (std::filesystem::exists(staged(publish_detail::kManifest))) move_out();
-  publish_detail::remove_all(staging_);
+  if (!std::filesystem::exists(staged(publish_detail::kManifest))) return;
+  move_out();
+  discard();
 }
 
 Json OutputFolder::published() const {
@@ -59,8 +61,19 @@ Json OutputFolder::published() const {
 bool OutputFolder::holds_shards() const { return !publish_detail::shard_names(path_).empty(); }
 
 void OutputFolder::begin() {
-  publish_detail::remove_all(staging_);
+  discard();
   create_directories(staging_);
+}
+
+void OutputFolder::discard() { publish_detail::remove_all(staging_); }
+
+Json OutputFolder::journal() const {
+  const std::string path = staged(publish_detail::kJournal);
+  return std::filesystem::exists(path) ? read_json(path) : Json();
+}
+
+void OutputFolder::write_journal(const Json& journal) const {
+  atomic_write(staged(publish_detail::kJournal), journal.dump(2) + "\n");
 }
 
 std::string OutputFolder::staged(const std::string& name) const { return staging_ + "/" + name; }
@@ -69,7 +82,7 @@ std::string OutputFolder::final_path(const std::string& name) const { return pat
 void OutputFolder::publish(const Json& manifest) {
   atomic_write(staged(publish_detail::kManifest), manifest.dump(2) + "\n");
   move_out();
-  publish_detail::remove_all(staging_);
+  discard();
 }
 
 /// May be entered again at any point: what has moved is no longer in the hidden folder.

@@ -1,6 +1,7 @@
 // The output folder of `prepare`: a set of files that appears whole or not at all. Everything is made in a
-// hidden folder inside it. Writing its prepare.json is the moment of completion: from then on the files are
-// moved out, by this process or, if it dies, by the next.
+// hidden folder inside it, where a process that dies leaves what the next one needs to continue. Writing its
+// prepare.json is the moment of completion: from then on the files are moved out, by this process or, if it
+// dies, by the next.
 #pragma once
 
 #include <string>
@@ -21,8 +22,13 @@ class OutputFolder {
   Json published() const;
   /// Whether the folder holds shards under final names.
   bool holds_shards() const;
-  /// Empties the hidden folder.
+  /// Empties the hidden folder, or makes it.
   void begin();
+  /// Removes the hidden folder.
+  void discard();
+  /// Of the unfinished set in the hidden folder; null without one.
+  Json journal() const;
+  void write_journal(const Json& journal) const;
   /// Where to make a file.
   std::string staged(const std::string& name) const;
   std::string final_path(const std::string& name) const;

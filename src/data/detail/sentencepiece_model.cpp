@@ -1,5 +1,7 @@
 #include "data/detail/sentencepiece_model.h"
 
+#include <cstring>
+
 #include "base/error.h"
 
 namespace osdn::data::detail {
@@ -41,6 +43,8 @@ class WireReader {
     return !failed;
   }
 
+  size_t position() const { return position_; }
+
   int field = 0;
   uint64_t number = 0;    // of a varint field
   std::string_view text;  // of a length-delimited field
@@ -67,6 +71,79 @@ class WireReader {
   size_t position_ = 0;
 };
 
+/// The compiled character map of a normalizer: the size of a trie, the trie as a double array of units (the
+/// format of darts-clone), then the replacements, each ended by NUL.
+class CharacterMap {
+ public:
+  explicit CharacterMap(std::string_view bytes) {
+    uint32_t size = 0;
+    if (bytes.size() < sizeof(size)) return;
+    std::memcpy(&size, bytes.data(), sizeof(size));
+    if (size > bytes.size() - sizeof(size)) return;
+    trie_ = bytes.substr(sizeof(size), size);
+    replacements_ = bytes.substr(sizeof(size) + size);
+  }
+
+  bool keeps_words_apart() {
+    apart_ = num_units() > 0;
+    if (apart_) visit(offset(unit(0)));
+    return apart_;
+  }
+
+ private:
+  // A trie of this many nodes or this depth is none.
+  static constexpr int64_t kMaxNodes = 1 << 20;
+  static constexpr size_t kMaxKeyBytes = 256;
+
+  size_t num_units() const { return trie_.size() / sizeof(uint32_t); }
+  uint32_t unit(size_t index) const {
+    uint32_t value = 0;
+    std::memcpy(&value, trie_.data() + index * sizeof(value), sizeof(value));
+    return value;
+  }
+  static size_t offset(uint32_t unit) { return (unit >> 10) << ((unit & (1U << 9)) >> 6); }
+
+  void visit(size_t node) {
+    if (++nodes_ > kMaxNodes || key_.size() > kMaxKeyBytes) apart_ = false;
+    for (uint32_t byte = 1; byte < 256 && apart_; ++byte) {
+      const size_t child = node ^ byte;
+      if (child >= num_units() || (unit(child) & (1U << 31 | 0xFFU)) != byte) continue;
+      key_ += static_cast<char>(byte);
+      const size_t below = child ^ offset(unit(child));
+      if ((unit(child) >> 8 & 1) != 0) look_at_key(below);
+      visit(below);
+      key_.pop_back();
+    }
+  }
+
+  void look_at_key(size_t leaf) {
+    if (leaf >= num_units()) {
+      apart_ = false;
+      return;
+    }
+    const size_t start = unit(leaf) & ~(1U << 31);
+    if (start >= replacements_.size()) {
+      apart_ = false;
+      return;
+    }
+    const std::string_view rest = replacements_.substr(start);
+    const std::string_view replacement = rest.substr(0, rest.find('\0'));
+    // A replacement that spans a space, replaces it, or adds one to a visible character would reach across a
+    // cut.
+    if (key_.find(' ') != std::string::npos && (key_ != " " || replacement != " ")) apart_ = false;
+    const bool visible =
+        (key_.back() > ' ' && key_.back() < '\x7F') || (key_.front() > ' ' && key_.front() < '\x7F');
+    if (visible && (replacement.empty() || replacement.front() == ' ' || replacement.back() == ' '))
+      apart_ = false;
+  }
+
+  std::string_view trie_;
+  std::string_view replacements_;
+  std::string key_;
+  int64_t nodes_ = 0;
+  bool apart_ = false;
+};
+
 bool read_piece(std::string_view bytes, Piece* piece) {
   WireReader reader(bytes);
   while (reader.next()) {
@@ -89,7 +166,10 @@ bool read_trainer_spec(std::string_view bytes, SentencepieceModel* model) {
 bool read_normalizer_spec(std::string_view bytes, SentencepieceModel* model) {
   WireReader reader(bytes);
   while (reader.next()) {
-    if (reader.field == 2) model->identity_normalization = reader.text.empty();
+    if (reader.field == 2) {
+      model->identity_normalization = reader.text.empty();
+      model->normalization_keeps_words_apart = CharacterMap(reader.text).keeps_words_apart();
+    }
     if (reader.field == 3) model->add_dummy_prefix = reader.number != 0;
     if (reader.field == 4) model->remove_extra_whitespaces = reader.number != 0;
     if (reader.field == 5) model->escape_whitespaces = reader.number != 0;
@@ -98,6 +178,19 @@ bool read_normalizer_spec(std::string_view bytes, SentencepieceModel* model) {
 }
 
 }  // namespace
+
+std::string with_dummy_prefix(std::string_view model_bytes, bool dummy_prefix) {
+  std::string bytes;
+  WireReader reader(model_bytes);
+  for (size_t begin = 0; reader.next(); begin = reader.position())
+    if (reader.field != 4)  // samples of what the model as it was does
+      bytes += model_bytes.substr(begin, reader.position() - begin);
+  // A message that occurs twice is merged field by field, and the later value counts: field 3, the
+  // normalizer, of two bytes: its field 3, the dummy prefix.
+  bytes += "\x1A\x02\x18";
+  bytes += dummy_prefix ? '\x01' : '\0';
+  return bytes;
+}
 
 SentencepieceModel parse_sentencepiece_model(std::string_view bytes, const std::string& origin) {
   SentencepieceModel model;

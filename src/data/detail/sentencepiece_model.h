@@ -23,10 +23,16 @@ struct SentencepieceModel {
   bool byte_fallback = false;
   bool treat_whitespace_as_suffix = false;
   bool identity_normalization = true;  // no character map
+  /// Of a character map: text on both sides of a space is normalised independently, and the space stays one.
+  bool normalization_keeps_words_apart = false;
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
   bool escape_whitespaces = true;
 };
+
+/// Bytes of a model that is the same but for its dummy prefix: whether the library puts a space before what
+/// it encodes.
+std::string with_dummy_prefix(std::string_view model_bytes, bool dummy_prefix);
 
 /// Throws DataError when the bytes are no such message; `origin` names the file in it.
 SentencepieceModel parse_sentencepiece_model(std::string_view bytes, const std::string& origin);

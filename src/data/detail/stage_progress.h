@@ -1,4 +1,4 @@
-// Progress of one stage of preparation, and how many workers it uses.
+// Progress of one stage of preparation, and how much it does at once.
 #pragma once
 
 #include <algorithm>
@@ -18,10 +18,20 @@ inline int64_t num_workers(const config::Prepare& settings) {
   return settings.workers > 0 ? settings.workers : std::max<int64_t>(std::thread::hardware_concurrency(), 1);
 }
 
+/// Bytes of input that may be under way at once, so that every worker always has some.
+inline int64_t pipeline_bytes(const config::Prepare& settings) {
+  return (num_workers(settings) + 1) * (int64_t{4} << 20);
+}
+
 class StageProgress {
  public:
-  StageProgress(std::function<void(const PrepareProgress&)> report, std::string stage, int64_t bytes_total)
-      : report_(std::move(report)), state_{.stage = std::move(stage), .bytes_total = bytes_total} {}
+  StageProgress(std::function<void(const PrepareProgress&)> report, std::string stage, int64_t bytes_total,
+                int64_t bytes_before = 0)
+      : report_(std::move(report)),
+        state_{.stage = std::move(stage),
+               .bytes_done = bytes_before,
+               .bytes_before = bytes_before,
+               .bytes_total = bytes_total} {}
 
   void add(int64_t bytes) {
     state_.bytes_done += bytes;

@@ -71,4 +71,11 @@ char32_t utf8_code_point(std::string_view text, size_t* length) {
   return (lead & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F);
 }
 
+size_t whole_characters(std::string_view text, size_t limit) {
+  if (text.size() <= limit) return text.size();
+  size_t size = limit;
+  while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;
+  return size > 0 ? size : utf8_length(text);
+}
+
 }  // namespace osdn::data::detail

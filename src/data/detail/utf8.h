@@ -15,4 +15,8 @@ size_t first_invalid_utf8(std::string_view text);
 /// The character at the start of `text`, which must be valid; its length goes to `length`.
 char32_t utf8_code_point(std::string_view text, size_t* length);
 
+/// The largest number of bytes up to `limit`, but at least one character, that ends valid `text` at a whole
+/// one.
+size_t whole_characters(std::string_view text, size_t limit);
+
 }  // namespace osdn::data::detail

@@ -1,114 +1,153 @@
 #include "apps/generate.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <memory>
-#include <optional>
 
+#include "apps/generate_prompts.h"
+#include "apps/model_arguments.h"
 #include "apps/text_stream.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "model/generate.h"
 #include "tensor/torch.h"
-#include "train/open_model.h"
 
 namespace osdn::apps {
-namespace {
+namespace generate_detail {
 
-struct GenerateOptions {
-  std::string checkpoint;
+struct Options {
+  ModelArguments model;
   std::vector<std::string> prompts;
+  std::vector<std::string> prompt_files;
   std::vector<std::string> stops;
-  std::optional<std::string> tokenizer;
-  std::string device = "auto";
-  model::SamplingOptions sampling;
+  model::GenerateOptions decoding;
+  int64_t batch = 32;
+  bool json = false;
 };
 
-config::Device parse_device(const std::string& name) {
-  if (name == "cpu") return config::Device::kCpu;
-  if (name == "cuda") return config::Device::kCuda;
-  return config::Device::kAuto;
+void print(std::string_view text) {
+  // A reader that went away or a full disk ends the work; the signal for a closed pipe ends it by itself.
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw EnvironmentError("standard output: cannot write {} bytes", text.size());
 }
 
-void generate(const GenerateOptions& options) {
-  train::OpenModel open =
-      train::open_model(options.checkpoint, parse_device(options.device), options.tokenizer);
+const char* finish_name(const model::Continuation& continuation, const TextStream& text) {
+  if (text.stopped()) return "stop";
+  return continuation.finish == model::Finish::kStopToken ? "end" : "length";
+}
+
+void generate(const Options& options) {
+  model::check_sampling(options.decoding.sampling);
+  const std::vector<Prompt> prompts = collect_prompts(options.prompts, options.prompt_files);
+  const train::OpenModel open = open_model(options.model);
   if (!open.tokenizer)
     throw UserError("generate: {} names no tokenizer; pass --tokenizer tokenizer.model", open.directory);
   const data::Tokenizer& tokenizer = *open.tokenizer;
-  std::vector<std::vector<int32_t>> prompts;
-  for (const std::string& prompt : options.prompts) {
-    std::vector<int32_t> ids = tokenizer.encode(prompt);
-    if (tokenizer.bos_id() >= 0) ids.insert(ids.begin(), tokenizer.bos_id());
-    prompts.push_back(std::move(ids));
-  }
-  model::SamplingOptions sampling = options.sampling;
-  // A new document begins with bos (and ends with eos where prepare.add_eos is set): either ends a text.
-  sampling.stop_token = open.config.prepare.add_eos ? tokenizer.eos_id() : tokenizer.bos_id();
+  check_stops(tokenizer, options.stops);
+  const std::vector<model::TokenIds> ids = encode_prompts(tokenizer, prompts);
+  const std::vector<uint64_t> keys = model::draw_keys(options.decoding.seed, ids);
 
-  // One prompt streams as it is decoded; several are printed whole, one after the other.
-  const bool streams = prompts.size() == 1;
-  std::vector<TextStream> texts(prompts.size(), TextStream(options.stops));
-  if (streams) std::fputs(options.prompts[0].c_str(), stdout);
-  const auto on_token = [&](int64_t prompt, int32_t token) {
-    TextStream& text = texts[static_cast<size_t>(prompt)];
-    const std::string ready =
-        token == sampling.stop_token ? std::string() : text.push(tokenizer.piece_bytes(token));
-    if (streams) {
-      std::fputs(ready.c_str(), stdout);
-      std::fflush(stdout);
+  model::GenerateOptions decoding = options.decoding;
+  decoding.sampling.num_ids = tokenizer.vocab_size();
+  decoding.sampling.never = {tokenizer.pad_id()};
+  // eos ends a document and bos begins the next one: either ends a text.
+  decoding.stop_tokens = {tokenizer.bos_id(), tokenizer.eos_id()};
+
+  const auto started = std::chrono::steady_clock::now();
+  const bool streams = prompts.size() == 1 && !options.json;
+  if (streams) print(prompts[0].text);
+  int64_t num_new = 0;
+  const auto batch = static_cast<size_t>(options.batch);
+  for (size_t begin = 0; begin < prompts.size(); begin += batch) {
+    const size_t end = std::min(begin + batch, prompts.size());
+    std::vector<TextStream> texts(end - begin, TextStream(options.stops));
+    const auto on_token = [&](int64_t row, int32_t token) {
+      TextStream& text = texts[static_cast<size_t>(row)];
+      const auto& ends = decoding.stop_tokens;
+      if (std::find(ends.begin(), ends.end(), token) != ends.end()) return false;
+      const std::string ready = text.push(tokenizer.piece_bytes(token));
+      if (streams) print(ready);
+      return text.stopped();
+    };
+    const auto first = static_cast<std::ptrdiff_t>(begin);
+    const auto last = static_cast<std::ptrdiff_t>(end);
+    const std::vector<model::Continuation> continuations =
+        model::generate(*open.model, {ids.begin() + first, ids.begin() + last},
+                        {keys.begin() + first, keys.begin() + last}, decoding, open.device, on_token);
+    for (size_t i = begin; i < end; ++i) {
+      TextStream& text = texts[i - begin];
+      const model::Continuation& continuation = continuations[i - begin];
+      const std::string rest = text.finish();
+      num_new += static_cast<int64_t>(continuation.tokens.size());
+      if (options.json) {
+        const Json record = {{"index", i},
+                             {"prompt", prompts[i].text},
+                             {"text", text.text()},
+                             {"finish", finish_name(continuation, text)},
+                             {"prompt_tokens", ids[i].size()},
+                             {"new_tokens", continuation.tokens.size()},
+                             {"token_ids", continuation.tokens}};
+        print(record.dump() + "\n");
+      } else if (streams) {
+        print(rest + "\n");
+      } else {
+        print((i > 0 ? "\n" : "") + prompts[i].text + text.text() + "\n");
+      }
     }
-    return text.stopped();
-  };
-  model::generate(*open.model, prompts, sampling, open.device, on_token);
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const std::string rest = texts[i].finish();
-    if (streams)
-      std::printf("%s\n", rest.c_str());
-    else
-      std::printf("%s%s\n", options.prompts[i].c_str(), texts[i].text().c_str());
   }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  log::info("{} new tokens for {} prompts in {:.2f} s, {:.1f} tokens/s ({}, step {})", num_new,
+            prompts.size(), seconds, static_cast<double>(num_new) / seconds, describe_computation(open),
+            open.step);
 }
 
-}  // namespace
-
-void add_generate(CLI::App& root) {
-  const auto options = std::make_shared<GenerateOptions>();
-  options->sampling.max_new_tokens = 128;
-  CLI::App* command =
-      root.add_subcommand("generate", "Continue prompts by recurrent decoding with constant memory");
-  command->add_option("CHECKPOINT", options->checkpoint, "Run directory, or one of its checkpoints")
-      ->required();
-  command->add_option("--prompt", options->prompts, "Text to continue (repeatable: a batch)")
-      ->required()
-      ->allow_extra_args(false);
-  command->add_option("--max-tokens", options->sampling.max_new_tokens, "New tokens at most")
+void add_sampling_options(CLI::App& command, Options* options) {
+  model::SamplingOptions& sampling = options->decoding.sampling;
+  command.add_option("--temperature", sampling.temperature, "0: greedy, the likeliest token every time")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_option("--temperature", options->sampling.temperature, "0: greedy")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command->add_option("--top-k", options->sampling.top_k, "Sample among the k likeliest; 0: all")
+  command.add_option("--top-k", sampling.top_k, "Sample among the k likeliest; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
-      ->add_option("--top-p", options->sampling.top_p, "Sample among the likeliest of this total probability")
+      .add_option("--top-p", sampling.top_p, "Sample among the likeliest of this total probability, above 0")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  command
-      ->add_option("--repetition-penalty", options->sampling.repetition_penalty,
-                   "Above 1 discourages repeats")
+  command.add_option("--repetition-penalty", sampling.repetition_penalty, "Above 1 discourages repeats")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--seed", options->sampling.seed, "Of the sampling")->capture_default_str();
+  command.add_option("--seed", options->decoding.seed, "Of the sampling")->capture_default_str();
+}
+
+}  // namespace generate_detail
+
+void add_generate(CLI::App& root) {
+  const auto options = std::make_shared<generate_detail::Options>();
+  CLI::App* command =
+      root.add_subcommand("generate", "Continue prompts by recurrent decoding with constant memory");
+  add_model_arguments(*command, &options->model);
+  command->add_option("--prompt", options->prompts, "Text to continue (repeatable; \"\" starts from nothing)")
+      ->allow_extra_args(false);
+  command
+      ->add_option("--prompts", options->prompt_files,
+                   "File of prompts: one a line, or .jsonl of strings or {\"prompt\": ...} (repeatable)")
+      ->allow_extra_args(false);
+  command->add_option("--max-tokens", options->decoding.max_new_tokens, "New tokens at most")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  generate_detail::add_sampling_options(*command, options.get());
   command->add_option("--stop", options->stops, "Text that ends the output, not printed (repeatable)")
       ->allow_extra_args(false);
-  command->add_option("--tokenizer", options->tokenizer, "Replaces the path stored with the run");
-  command->add_option("--device", options->device, "auto, cuda or cpu")
-      ->check(CLI::IsMember({"auto", "cuda", "cpu"}));
+  command->add_option("--batch", options->batch, "Prompts decoded together; changes no result, only speed")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_flag("--json", options->json, "One JSON object a prompt instead of text");
   command->footer(
       "Example:\n  osdn generate runs/quickstart-osdn --prompt \"The baker\" --temperature 0.8 --top-k 40");
-  command->callback([options] { generate(*options); });
+  command->callback([options] { generate_detail::generate(*options); });
 }
 
 }  // namespace osdn::apps

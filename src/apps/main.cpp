@@ -8,6 +8,7 @@
 #include <string>
 
 #include "apps/config.h"
+#include "apps/eval.h"
 #include "apps/export.h"
 #include "apps/generate.h"
 #include "apps/import.h"
@@ -17,6 +18,7 @@
 #include "apps/tokenizer.h"
 #include "apps/train.h"
 #include "apps/version.h"
+#include "base/crash.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -56,12 +58,14 @@ int run(int argc, char** argv) {
   add_prepare(root);
   add_tokenizer(root);
   add_train(root);
+  add_eval(root);
   add_generate(root);
   add_report(root);
   add_inspect(root);
   add_import(root);
   add_export(root);
   add_config(root);
+  add_version(root);
   try {
     root.parse(argc, argv);
   } catch (const CLI::RuntimeError& stop) {
@@ -78,6 +82,7 @@ int run(int argc, char** argv) {
 }
 
 int run_caught(int argc, char** argv) {
+  report_crashes();
   try {
     return run(argc, argv);
   } catch (const Error& failure) {

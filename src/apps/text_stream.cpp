@@ -3,17 +3,34 @@
 #include <algorithm>
 
 namespace osdn::apps {
-namespace {
+namespace text_stream_detail {
 
-/// Bytes at the end of `text` that begin a character whose rest has not come.
-size_t incomplete_tail(std::string_view text) {
-  for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if ((byte & 0xc0) == 0x80) continue;
-    const size_t length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
-    return length > back ? back : 0;
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
+
+struct Head {
+  size_t size = 0;  // bytes of the character, or of the part that can't belong to one
+  bool valid = false;
+  bool complete = true;  // false: the text ends within a character that is well-formed so far
+};
+
+/// The first character of `text` (not empty), by the Unicode standard's table of well-formed sequences.
+Head first_character(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return {.size = 1, .valid = true};
+  const size_t length = lead >= 0xC2 && lead <= 0xDF   ? 2
+                        : lead >= 0xE0 && lead <= 0xEF ? 3
+                        : lead >= 0xF0 && lead <= 0xF4 ? 4
+                                                       : 0;
+  if (length == 0) return {.size = 1};
+  for (size_t i = 1; i < length; ++i) {
+    if (i == text.size()) return {.size = i, .complete = false};
+    // The second byte's range depends on the lead: no overlong forms, no surrogates, nothing above U+10FFFF.
+    const unsigned char low = i > 1 ? 0x80 : lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+    const unsigned char high = i > 1 ? 0xBF : lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    if (byte(i) < low || byte(i) > high) return {.size = i};
   }
-  return 0;
+  return {.size = length, .valid = true};
 }
 
 /// Longest end of `text` that is a proper beginning of `stop`.
@@ -23,7 +40,18 @@ size_t overlap(std::string_view text, std::string_view stop) {
   return 0;
 }
 
-}  // namespace
+}  // namespace text_stream_detail
+
+void TextStream::take_characters() {
+  std::string_view rest = bytes_;
+  while (!rest.empty()) {
+    const text_stream_detail::Head head = text_stream_detail::first_character(rest);
+    if (!head.complete) break;
+    held_ += head.valid ? rest.substr(0, head.size) : text_stream_detail::kReplacement;
+    rest.remove_prefix(head.size);
+  }
+  bytes_.erase(0, bytes_.size() - rest.size());
+}
 
 std::string TextStream::take(size_t size) {
   const std::string ready = held_.substr(0, size);
@@ -34,21 +62,25 @@ std::string TextStream::take(size_t size) {
 
 std::string TextStream::push(std::string_view bytes) {
   if (stopped_) return {};
-  held_ += bytes;
+  bytes_ += bytes;
+  take_characters();
   size_t end = std::string::npos;
-  for (const std::string& stop : stops_)
-    if (!stop.empty()) end = std::min(end, held_.find(stop));
+  for (const std::string& stop : stops_) end = std::min(end, held_.find(stop));
   if (end != std::string::npos) {
     stopped_ = true;
     held_.resize(end);
+    bytes_.clear();
     return take(end);
   }
-  size_t keep = incomplete_tail(held_);
-  for (const std::string& stop : stops_)
-    if (!stop.empty()) keep = std::max(keep, overlap(held_, stop));
+  size_t keep = 0;
+  for (const std::string& stop : stops_) keep = std::max(keep, text_stream_detail::overlap(held_, stop));
   return take(held_.size() - keep);
 }
 
-std::string TextStream::finish() { return take(held_.size()); }
+std::string TextStream::finish() {
+  if (!bytes_.empty()) held_ += text_stream_detail::kReplacement;
+  bytes_.clear();
+  return take(held_.size());
+}
 
 }  // namespace osdn::apps

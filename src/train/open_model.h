@@ -17,14 +17,20 @@ struct OpenModel {
   int64_t step = 0;
   std::string directory;
   at::Device device = at::kCPU;
-  std::unique_ptr<optim::ParameterArena> arena;  // weights only
+  config::Precision precision = config::Precision::kFloat32;  // of the computation
+  std::unique_ptr<optim::ParameterArena> arena;               // weights only
   std::unique_ptr<model::LanguageModel> model;
   std::optional<data::Tokenizer> tokenizer;
 };
 
-/// From a run, checkpoints or step directory (open_checkpoint). `tokenizer` replaces the path of the run's
-/// configuration.
-OpenModel open_model(const std::string& path, config::Device device,
-                     const std::optional<std::string>& tokenizer);
+struct OpenOptions {
+  config::Device device = config::Device::kAuto;
+  /// auto: on a GPU the precision of the run, on a CPU float32.
+  config::Precision precision = config::Precision::kAuto;
+  std::optional<std::string> tokenizer;  // replaces the path of the run's configuration
+};
+
+/// From a run, checkpoints or step directory (open_checkpoint).
+OpenModel open_model(const std::string& path, const OpenOptions& options);
 
 }  // namespace osdn::train

@@ -2,6 +2,7 @@
 #   DEPS     the layers that its headers may include (scripts/check_layers.sh holds the table)
 #   PRIVATE  third-party targets that stay behind its headers
 #   TORCH    its sources include tensor/torch.h
+#   ONLY     these sources alone, named without .cpp
 add_library(osdn_options INTERFACE)
 target_compile_options(osdn_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers -g1>)
@@ -51,8 +52,11 @@ function(osdn_torch_sources target)
 endfunction()
 
 function(osdn_layer name)
-  cmake_parse_arguments(ARG "TORCH" "" "DEPS;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "" "DEPS;PRIVATE;ONLY" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  if(ARG_ONLY)
+    list(TRANSFORM ARG_ONLY REPLACE "(.+)" "${CMAKE_CURRENT_SOURCE_DIR}/\\1.cpp" OUTPUT_VARIABLE sources)
+  endif()
   list(FILTER sources EXCLUDE REGEX "main\\.cpp$")
   if(OSDN_HAS_CUDA)
     list(FILTER sources EXCLUDE REGEX "_nocuda\\.cpp$")

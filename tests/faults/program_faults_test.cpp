@@ -74,8 +74,7 @@ TEST_CASE("a disk that fills up while a checkpoint is written ends the run with 
   namespace t = program_faults_test;
   for (const auto& [action, reason] :
        {std::pair<std::string, std::string>{"ENOSPC", "No space left on device"},
-        {"EDQUOT", "Disk quota exceeded"},
-        {"EIO", "Input/output error"}}) {
+        {"EDQUOT", "Disk quota exceeded"}}) {
     const t::RunFolder folder;
     const t::ProcessResult full = t::train(
         folder, t::fault(folder, "write " + folder.run() + "/checkpoints/.tmp-step_00000006", 3, action));

@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -31,7 +33,21 @@ struct Outcome {
 /// A folder for the files of a test; the calls below work() count. A real path: calls are told apart by it.
 class Bench {
  public:
-  Bench() : root_(std::filesystem::canonical(folder_.path()).string()) { clear(); }
+  Bench() {
+    // In memory where that can be: thousands of syncs would take a disk minutes.
+    const std::string base =
+        ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : std::filesystem::temp_directory_path().string();
+    std::string pattern = std::filesystem::canonical(base).string() + "/osdn-faults-XXXXXX";
+    if (!::mkdtemp(pattern.data())) throw std::runtime_error("no folder for the test in " + base);
+    root_ = pattern;
+    clear();
+  }
+  ~Bench() {
+    std::error_code failure;
+    std::filesystem::remove_all(root_, failure);
+  }
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
   std::string root() const { return root_; }
   std::string work() const { return root_ + "/work"; }
   std::string record() const { return root_ + "/record"; }
@@ -84,7 +100,6 @@ class Bench {
     }
   }
 
-  TemporaryDirectory folder_;
   std::string root_;
 };
 
@@ -97,6 +112,20 @@ inline std::map<std::string, std::string> files_below(const std::string& folder)
     files[name] = entry.is_directory() ? "directory" : read_file(entry.path().string());
   }
   return files;
+}
+
+/// Names whose content differs or that one of the two does not have, a line each.
+inline std::string differing_names(const std::map<std::string, std::string>& found,
+                                   const std::map<std::string, std::string>& expected) {
+  std::string names;
+  for (const auto& [name, content] : found)
+    if (expected.count(name) == 0)
+      names += name + ": not expected\n";
+    else if (expected.at(name) != content)
+      names += name + ": differs\n";
+  for (const auto& [name, content] : expected)
+    if (found.count(name) == 0) names += name + ": missing\n";
+  return names;
 }
 
 /// The kind and the path of a call, without numbers: what calls of the same sort share.

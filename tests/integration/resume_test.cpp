@@ -111,12 +111,58 @@ TEST_CASE("kill -9 at random moments loses nothing and changes no bit", "[resume
   check_equals_straight_run(folder);
 }
 
-TEST_CASE("kill -9 at random moments, five runs in a row", "[resume][slow]") {
-  for (uint32_t seed = 2; seed < 7; ++seed) {
-    const RunFolder folder;
-    train_under_fire(folder, seed, 1500);
-    check_equals_straight_run(folder);
-  }
+TEST_CASE("whatever looks like a checkpoint and is none is named and passed over", "[resume]") {
+  namespace fs = std::filesystem;
+  const RunFolder folder;
+  const std::vector<std::string> overrides = {"checkpoint.keep_last=4"};
+  REQUIRE(folder.train(overrides).exit_code == 0);
+  const std::string root = folder.run() + "/checkpoints";
+  fs::copy(root + "/step_00000006", root + "/step_500.tmp", fs::copy_options::recursive);
+  fs::copy(root + "/step_00000006", root + "/step_0300 copy", fs::copy_options::recursive);
+  const std::string model = root + "/step_00000009/model.safetensors";
+  fs::resize_file(model, fs::file_size(model) - 100);
+  fs::remove(root + "/step_00000012/optimizer-0-of-1.safetensors");
+  fs::create_directory(root + "/step_600");
+  atomic_write(root + "/step_700", "a file");
+  fs::remove(root + "/latest");
+  fs::create_symlink("step_900", root + "/latest");
+  const test::ProcessResult result = folder.train(overrides);
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  test::check_mentions(
+      result.err,
+      {"step_500.tmp: not a checkpoint's name", "step_0300 copy: not a checkpoint's name",
+       "step_00000009/model.safetensors: ", "truncated",
+       "step_00000012/optimizer-0-of-1.safetensors: missing", "step_600/manifest.json: missing",
+       "step_700: not a directory", "latest: a link to nothing", "resuming from " + root + "/step_00000006"});
+  check_equals_straight_run(folder);
+  for (const char* foreign : {"step_500.tmp", "step_0300 copy", "step_600", "step_700"})
+    CHECK(fs::exists(root + "/" + foreign));
+  CHECK(read_file(root + "/latest") == "step_00000012\n");
+}
+
+TEST_CASE("a run moved to another folder with its data goes on bit-exactly, with other data it is refused",
+          "[resume]") {
+  namespace fs = std::filesystem;
+  const RunFolder folder;
+  test::Process process = folder.start_training();
+  wait_for_first_step(folder, std::chrono::seconds(60));
+  process.signal(SIGTERM);
+  process.wait();
+  // The copy has its own shards, under other absolute paths; the old ones are gone.
+  const RunFolder moved;
+  fs::copy(folder.run(), moved.run(), fs::copy_options::recursive);
+  fs::remove(moved.path() + "/shards");
+  fs::copy(test::prepared_folder() + "/shards", moved.path() + "/shards");
+  fs::remove(folder.path() + "/shards");
+  const test::ProcessResult result = moved.train();
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  check_equals_straight_run(moved);
+  fs::copy_file(moved.path() + "/shards/valid-00000.h5", moved.path() + "/shards/train-00001.h5");
+  const test::ProcessResult other = moved.train({"train.steps=13"});
+  CHECK(other.exit_code == 2);
+  test::check_mentions(other.err, {"data.train", "the shards differ", "run.name"});
 }
 
 TEST_CASE("a damaged newest checkpoint is named and the one before it is used, bit-exactly", "[resume]") {

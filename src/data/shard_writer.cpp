@@ -77,7 +77,7 @@ class Hdf5File {
   /// end.
   template <typename Next>
   void put_blocks(const char* name, hid_t type, size_t size, Next&& next) {
-    const Hdf5Id dataset = create_dataset(name, type, size);
+    Hdf5Id dataset = create_dataset(name, type, size);
     const Hdf5Id file_space(check(path_, "describe a dataset", H5Dget_space(dataset.get())), H5Sclose);
     hsize_t position = 0;
     const void* values = nullptr;
@@ -90,21 +90,23 @@ class Hdf5File {
       position += count;
     }
     OSDN_ASSERT(position == size, "{}: {} of {} values of {} staged", path_, position, size, name);
+    // The last values may only be written now.
+    check(path_, "close a dataset", dataset.close());
   }
 
   void close() {
     check(path_, "flush the file", H5Fflush(file_.get(), H5F_SCOPE_LOCAL));
-    file_.reset();
+    check(path_, "close the file", file_.close());
   }
 
  private:
   void put_attribute(const char* name, hid_t stored_type, hid_t memory_type, const void* value) {
     const Hdf5Id space(H5Screate(H5S_SCALAR), H5Sclose);
-    const Hdf5Id attribute(
-        check(path_, "create an attribute",
-              H5Acreate2(file_.get(), name, stored_type, space.get(), H5P_DEFAULT, H5P_DEFAULT)),
-        H5Aclose);
+    Hdf5Id attribute(check(path_, "create an attribute",
+                           H5Acreate2(file_.get(), name, stored_type, space.get(), H5P_DEFAULT, H5P_DEFAULT)),
+                     H5Aclose);
     check(path_, "write an attribute", H5Awrite(attribute.get(), memory_type, value));
+    check(path_, "close an attribute", attribute.close());
   }
 
   std::string path_;

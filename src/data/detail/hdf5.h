@@ -31,11 +31,14 @@ class Hdf5Id {
   }
   ~Hdf5Id() { reset(); }
 
-  void reset() {
-    if (id_ < 0) return;
+  /// What the library says: negative when closing failed, as it does when what it still had to write could
+  /// not be.
+  int close() {
+    if (id_ < 0) return 0;
     const Hdf5Guard guard;
-    close_(std::exchange(id_, -1));
+    return close_(std::exchange(id_, -1));
   }
+  void reset() { close(); }
   int64_t get() const { return id_; }
   bool valid() const { return id_ >= 0; }
 

@@ -1,5 +1,7 @@
 #include "apps/inspect.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -8,148 +10,135 @@
 #include <string>
 #include <vector>
 
+#include "apps/inspect_findings.h"
 #include "base/error.h"
 #include "base/fs.h"
-#include "base/json.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
-#include "checkpoint/safetensors.h"
-#include "data/shard.h"
-#include "tensor/torch.h"
 
 namespace osdn::apps {
 namespace inspect_detail {
 
-namespace fs = std::filesystem;
-
-std::string in_units(uint64_t bytes) {
-  if (bytes < (uint64_t{1} << 20)) return fmt::format("{:.1f} KiB", static_cast<double>(bytes) / (1 << 10));
-  return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
+std::string with_blanks(std::string key) {
+  std::replace(key.begin(), key.end(), '_', ' ');
+  return key;
 }
 
-template <typename... Args>
-void print(fmt::format_string<Args...> text, Args&&... args) {
-  std::fputs((fmt::format(text, std::forward<Args>(args)...) + "\n").c_str(), stdout);
+/// 1234567 as 1,234,567; strings without quotes.
+std::string shown(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  std::string text = value.dump();
+  if (!value.is_number_integer()) return text;
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (text[0] == '-' ? 1 : 0); at -= 3)
+    text.insert(static_cast<size_t>(at), ",");
+  return text;
 }
 
-/// Each function prints what it found and appends what is damaged to `problems`.
-void inspect_shard(const std::string& path, std::vector<std::string>* problems) {
-  try {
-    const data::ShardReader shard(path);
-    print("{}: token shard", path);
-    print("  {} tokens ({}) in {} documents, {:.3f} bytes of text a token", shard.num_tokens(),
-          shard.stored_type(), shard.num_documents(),
-          static_cast<double>(shard.text_bytes()) / static_cast<double>(shard.num_tokens()));
-    print("  vocabulary {}, tokenizer {}", shard.vocab_size(), shard.tokenizer_digest());
-    shard.verify();
-    print("  intact");
-  } catch (const DataError& failure) {
-    problems->push_back(failure.what());
-    print("  DAMAGED: {}", failure.what());
+std::string as_text(const Finding& finding) {
+  std::string text = fmt::format("{}: {}\n", finding.path, finding.kind);
+  for (const auto& [key, value] : finding.facts.items()) {
+    if (!value.is_object()) {
+      text += fmt::format("  {:<20} {}\n", with_blanks(key), shown(value));
+      continue;
+    }
+    for (const auto& [name, entry] : value.items()) text += fmt::format("  {} {}\n", name, shown(entry));
   }
+  for (const std::string& remark : finding.remarks) text += fmt::format("  note: {}\n", remark);
+  for (const std::string& problem : finding.problems) text += fmt::format("  DAMAGED: {}\n", problem);
+  if (finding.intact()) text += "  intact\n";
+  return text;
 }
 
-void inspect_safetensors(const std::string& path, std::vector<std::string>* problems) {
-  try {
-    const checkpoint::SafetensorsFile file = checkpoint::read_safetensors(path);
-    int64_t num_elements = 0;
-    for (const auto& [name, tensor] : file.tensors) num_elements += tensor.numel();
-    print("{}: safetensors file, {} tensors, {} elements", path, file.tensors.size(), num_elements);
-    for (const auto& [name, tensor] : file.tensors)
-      print("  {} {} {}", name, c10::toString(tensor.scalar_type()), Json(tensor.sizes().vec()).dump());
-    print("  well formed (a digest only exists in a checkpoint's manifest)");
-  } catch (const DataError& failure) {
-    problems->push_back(failure.what());
-    print("{}: DAMAGED: {}", path, failure.what());
+Json as_json(const std::vector<Finding>& findings, bool intact) {
+  Json list = Json::array();
+  for (const Finding& finding : findings)
+    list.push_back({{"path", finding.path},
+                    {"kind", finding.kind},
+                    {"intact", finding.intact()},
+                    {"facts", finding.facts},
+                    {"remarks", finding.remarks},
+                    {"problems", finding.problems}});
+  return Json::object({{"intact", intact}, {"findings", std::move(list)}});
+}
+
+struct Options {
+  std::vector<std::string> paths;
+  bool json = false;
+};
+
+void run(const Options& options) {
+  std::vector<Finding> findings;
+  for (const std::string& path : options.paths) {
+    const size_t first = findings.size();
+    inspect_path(path, &findings);
+    if (options.json) continue;
+    for (size_t i = first; i < findings.size(); ++i) std::fputs(as_text(findings[i]).c_str(), stdout);
   }
-}
-
-uint64_t directory_bytes(const std::string& path) {
-  uint64_t total = 0;
-  for (const std::string& name : checkpoint::list_names(path)) {
-    std::error_code failure;
-    const uint64_t size_bytes = fs::file_size(path + "/" + name, failure);
-    if (!failure) total += size_bytes;
-  }
-  return total;
-}
-
-void inspect_checkpoint(const std::string& path, std::vector<std::string>* problems) {
-  const checkpoint::Verdict verdict = checkpoint::verify(path);
-  if (!verdict.intact) {
-    problems->push_back(verdict.problem);
-    print("{}: checkpoint, DAMAGED: {}", path, verdict.problem);
-    return;
-  }
-  print("{}: checkpoint of step {}, {}, {}, intact", path, verdict.step,
-        verdict.weights_only ? "weights only" : "weights and optimiser state",
-        in_units(directory_bytes(path)));
-}
-
-void inspect_checkpoints(const std::string& path, std::vector<std::string>* problems) {
-  std::vector<std::string> strangers;
-  const auto steps = checkpoint::list_steps(path, &strangers);
-  if (steps.empty()) print("{}: no checkpoint yet", path);
-  for (const checkpoint::StepEntry& entry : steps) inspect_checkpoint(path + "/" + entry.name, problems);
-  for (const std::string& stranger : strangers) print("{}/{}; ignored", path, stranger);
-  for (const std::string& name : checkpoint::list_names(path))
-    if (checkpoint::is_leftover(name)) print("{}/{}: unfinished, ignored", path, name);
-}
-
-void inspect_run(const std::string& path, std::vector<std::string>* problems) {
-  print("{}: run directory", path);
-  const std::string metrics = path + "/metrics.jsonl";
-  if (fs::exists(metrics)) {
-    const std::string text = read_file(metrics);
-    const auto num_lines = std::count(text.begin(), text.end(), '\n');
-    const bool torn = !text.empty() && text.back() != '\n';
-    print("{}: {} lines{}", metrics, num_lines, torn ? " and an unfinished one" : "");
-  }
-  inspect_checkpoints(path + "/checkpoints", problems);
-}
-
-void inspect(const std::string& given, std::vector<std::string>* problems) {
-  const std::string path = fs::path(given).lexically_normal().string();
-  if (fs::is_regular_file(path)) {
-    const std::string extension = fs::path(path).extension().string();
-    if (extension == ".h5" || extension == ".hdf5") return inspect_shard(path, problems);
-    if (extension == ".safetensors") return inspect_safetensors(path, problems);
-    throw UserError("{}: expected a shard (.h5), a .safetensors file, a checkpoint or a run directory",
-                    given);
-  }
-  if (!fs::is_directory(path)) throw UserError("{}: no such file or directory", given);
-  const bool named = checkpoint::parse_step_name(checkpoint::base_name(path)).has_value();
-  if (named || fs::exists(path + "/" + checkpoint::kManifestFile)) return inspect_checkpoint(path, problems);
-  if (fs::exists(path + "/metrics.jsonl") || fs::is_directory(path + "/checkpoints"))
-    return inspect_run(path, problems);
-  if (!checkpoint::list_steps(path).empty()) return inspect_checkpoints(path, problems);
-  const std::vector<std::string> shards = glob_paths(path + "/*.h5");
-  if (shards.empty())
-    throw UserError(
-        "{}: neither a run (metrics.jsonl, checkpoints), a checkpoint (manifest.json) nor a folder of shards",
-        given);
-  for (const std::string& shard : shards) inspect_shard(shard, problems);
+  std::vector<std::string> problems;
+  for (const Finding& finding : findings)
+    problems.insert(problems.end(), finding.problems.begin(), finding.problems.end());
+  if (options.json)
+    std::fputs(
+        (as_json(findings, problems.empty()).dump(2, ' ', false, Json::error_handler_t::replace) + "\n")
+            .c_str(),
+        stdout);
+  else
+    fmt::print("verdict: {}\n", problems.empty() ? "intact" : "DAMAGED");
+  std::fflush(stdout);
+  if (!problems.empty())
+    throw DataError(
+        "{}: {}",
+        problems.size() == 1 ? "damaged" : fmt::format("{} things are damaged, first", problems.size()),
+        problems.front());
 }
 
 }  // namespace inspect_detail
 
+void inspect_path(const std::string& given, std::vector<Finding>* findings) {
+  namespace fs = std::filesystem;
+  const std::string path = fs::path(given).lexically_normal().string();
+  if (fs::is_regular_file(path)) {
+    const std::string extension = fs::path(path).extension().string();
+    if (extension == ".h5" || extension == ".hdf5") return inspect_shard(path, findings);
+    if (extension == ".safetensors") return inspect_safetensors(path, findings);
+    if (extension == ".model") return inspect_tokenizer(path, findings);
+    throw UserError(
+        "{}: expected a shard (.h5), a .safetensors file, a tokenizer (.model), or a directory: a "
+        "checkpoint, a run, "
+        "a folder of shards, an exported model",
+        given);
+  }
+  if (!fs::is_directory(path)) throw UserError("{}: no such file or directory", given);
+  const bool named = checkpoint::parse_step_name(checkpoint::base_name(path)).has_value();
+  if (named || fs::exists(path + "/" + checkpoint::kManifestFile)) return inspect_checkpoint(path, findings);
+  if (fs::exists(path + "/metrics.jsonl") || fs::is_directory(path + "/checkpoints"))
+    return inspect_run(path, findings);
+  if (!checkpoint::list_steps(path).empty()) return inspect_checkpoints(path, findings);
+  if (fs::exists(path + "/config.json") && !glob_paths(path + "/*.safetensors").empty())
+    return inspect_model_directory(path, findings);
+  if (glob_paths(path + "/*.h5").empty())
+    throw UserError(
+        "{}: neither a run (metrics.jsonl, checkpoints), a checkpoint (manifest.json), an exported model "
+        "(config.json, "
+        "*.safetensors) nor a folder of shards (*.h5)",
+        given);
+  inspect_shard_folder(path, findings);
+}
+
 void add_inspect(CLI::App& root) {
-  const auto paths = std::make_shared<std::vector<std::string>>();
+  const auto options = std::make_shared<inspect_detail::Options>();
   CLI::App* command = root.add_subcommand(
-      "inspect", "Say what a shard, checkpoint or run directory is, and whether it is intact");
-  command->add_option("PATH", *paths, "Shards (.h5), folders of them, checkpoints, run directories")
+      "inspect", "Say what a shard, checkpoint, run or exported model is, and whether it is intact");
+  command
+      ->add_option("PATH", options->paths,
+                   "Shards (.h5), folders of them, tokenizers, checkpoints, runs, exported models")
       ->required();
+  command->add_flag("--json", options->json, "One JSON object instead of text");
   command->footer(
-      "Example:\n  osdn inspect runs/quickstart-osdn\nReads everything; exit code 4 when something is "
-      "damaged.");
-  command->callback([paths] {
-    std::vector<std::string> problems;
-    for (const std::string& path : *paths) inspect_detail::inspect(path, &problems);
-    if (!problems.empty())
-      throw DataError("{} damaged: {}",
-                      problems.size() == 1 ? "1 thing is" : fmt::format("{} things are", problems.size()),
-                      problems.front());
-  });
+      "Example:\n  osdn inspect runs/quickstart-osdn\n"
+      "Reads every byte: digests, token ids against the vocabulary, shapes against the configuration, NaN in "
+      "weights.\nExit code 4 when something is damaged.");
+  command->callback([options] { inspect_detail::run(*options); });
 }
 
 }  // namespace osdn::apps

@@ -70,13 +70,18 @@ void add_scalar(std::string& summary, const std::string& tag, double value) {
 std::string summary_of(const StepRecord& record) {
   std::string summary;
   add_scalar(summary, "train/loss", record.loss);
+  add_scalar(summary, "train/perplexity", std::exp(record.loss));
   add_scalar(summary, "train/learning_rate", record.learning_rate);
   add_scalar(summary, "train/grad_norm", record.grad_norm);
+  add_scalar(summary, "train/clipped", record.clipped ? 1 : 0);
+  add_scalar(summary, "train/skipped", record.skipped ? 1 : 0);
   add_scalar(summary, "train/skipped_total", static_cast<double>(record.skipped_total));
   add_scalar(summary, "train/tokens", static_cast<double>(record.tokens));
+  add_scalar(summary, "train/epoch", static_cast<double>(record.epoch));
   add_scalar(summary, "speed/tokens_per_second", record.tokens_per_second);
   add_scalar(summary, "speed/tokens_per_second_per_gpu", record.tokens_per_second_per_gpu);
   add_scalar(summary, "speed/mfu", record.mfu);
+  add_scalar(summary, "speed/gemm_utilization", record.gemm_utilization);
   add_scalar(summary, "speed/step_milliseconds", record.step_milliseconds);
   add_scalar(summary, "speed/data_wait_milliseconds", record.data_wait_milliseconds);
   add_scalar(summary, "speed/memory_gib", record.memory_gib);

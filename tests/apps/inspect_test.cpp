@@ -1,9 +1,13 @@
 #include "apps/inspect.h"
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <filesystem>
 #include <string>
+#include <vector>
 
+#include "apps/inspect_findings.h"
+#include "checkpoint/safetensors.h"
 #include "data/shard.h"
 #include "tests/apps/synthetic_run.h"
 #include "tests/checkpoint/support.h"
@@ -89,4 +93,60 @@ TEST_CASE("an empty directory with a checkpoint's name is a damaged checkpoint",
   const auto outcome = inspect_test::inspect(directory.path() + "/step_00000600");
   CHECK(outcome.code == 4);
   CHECK(checkpoint_test::contains(outcome.message, "manifest.json: missing"));
+}
+
+TEST_CASE("a folder of shards of two tokenizers, or without a file that prepare.json names, is damaged",
+          "[inspect]") {
+  const osdn::TemporaryDirectory directory;
+  const auto write = [&](const std::string& name, const std::string& digest) {
+    osdn::data::ShardWriter writer(
+        directory.path() + "/" + name,
+        {.tokenizer_digest = digest, .vocab_size = 100, .source_names = {"a.txt"}});
+    writer.add_document({1, 2, 3, 4}, 9);
+    writer.finish();
+  };
+  write("train-00000.h5", "one");
+  write("train-00001.h5", "one");
+  osdn::atomic_write(directory.path() + "/prepare.json", "{\"files\": [\"train-00000.h5\"]}");
+  CHECK(inspect_test::inspect(directory.path()).code == 0);
+  osdn::atomic_write(directory.path() + "/prepare.json", "{\"files\": [\"train-00002.h5\"]}");
+  CHECK(checkpoint_test::contains(inspect_test::inspect(directory.path()).message,
+                                  "names \"train-00002.h5\", which is not there"));
+  osdn::atomic_write(directory.path() + "/prepare.json", "{\"files\": [");
+  CHECK(inspect_test::inspect(directory.path()).code == 4);
+  osdn::atomic_write(directory.path() + "/prepare.json", "{}");
+  write("valid-00000.h5", "two");
+  CHECK(checkpoint_test::contains(inspect_test::inspect(directory.path()).message, "2 different tokenizers"));
+}
+
+TEST_CASE("a weight that is not finite is found though every digest fits", "[inspect]") {
+  const osdn::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/model.safetensors";
+  at::Tensor weight = at::ones({3, 4});
+  osdn::checkpoint::write_safetensors(path, {{"a.weight", weight}}, {});
+  CHECK(inspect_test::inspect(path).code == 0);
+  weight[1][2] = std::nan("");
+  weight[2][3] = HUGE_VAL;
+  osdn::checkpoint::write_safetensors(path, {{"a.weight", weight}}, {});
+  const auto outcome = inspect_test::inspect(path);
+  CHECK(outcome.code == 4);
+  CHECK(checkpoint_test::contains(outcome.message, "a.weight: 2 of 12 elements are NaN or infinite"));
+}
+
+TEST_CASE("a run's damaged metrics and configuration are named; a run without steps is no damage",
+          "[inspect]") {
+  const osdn::TemporaryDirectory directory;
+  const std::string run = apps_test::write_run(directory.path(), {.steps = 5});
+  std::vector<osdn::apps::Finding> findings;
+  osdn::apps::inspect_path(run, &findings);
+  REQUIRE(findings.size() == 1);
+  CHECK(findings[0].kind == "run");
+  CHECK(findings[0].facts["last_step"] == 5);
+  const std::string metrics = osdn::read_file(run + "/metrics.jsonl");
+  checkpoint_test::write_bytes(run + "/metrics.jsonl", "{\"ste\n" + metrics);
+  CHECK(checkpoint_test::contains(inspect_test::inspect(run).message, "metrics.jsonl:1: damaged"));
+  checkpoint_test::write_bytes(run + "/metrics.jsonl", "");
+  CHECK(inspect_test::inspect(run).code == 0);
+  checkpoint_test::write_bytes(run + "/config.yaml", "train: {stepz: 3}\n");
+  CHECK(checkpoint_test::contains(inspect_test::inspect(run).message, "stepz"));
 }

@@ -43,7 +43,7 @@ TEST_CASE("a browser draws every chart of three unequal runs at desk and phone w
           "[report_render][interop]") {
   const std::string browser = report_render_test::find_browser();
   if (browser.empty()) {
-    std::fputs("NOT RUN: no browser (package chromium) on this machine\n", stderr);
+    std::fputs("interop test could not run: no browser (package chromium) is installed\n", stderr);
     return;
   }
   const osdn::TemporaryDirectory directory;

@@ -151,19 +151,26 @@ checkpoint::TensorList tensors_to_write(const Source& source, const std::string&
   return tensors;
 }
 
-/// Reads the directory as a stranger's and compares every bit and the logits with the source.
-std::string verify(const std::string& directory, const Source& source, const checkpoint::TensorList& written,
-                   const Json& config, const checkpoint::FlaConfigOptions& options) {
-  const ExchangeDirectory again = read_exchange_directory(directory, {});
-  OSDN_ASSERT(checkpoint::fla_config(again.fla.model, options) == config,
-              "export: config.json means another model when it is read again");
-  std::map<std::string, at::Tensor> expected(written.begin(), written.end());
+void check_same_bits(const ExchangeDirectory& again, checkpoint::TensorList written) {
+  const std::map<std::string, at::Tensor> expected(written.begin(), written.end());
   for (const auto& [name, value] : again.weights)
     OSDN_ASSERT(at::equal(value, expected.at(name).to(at::kFloat)),
                 "export: tensor {} reads back differently", name);
-  const at::Tensor ids = fixed_input(*source.model().vocab_size);
+}
+
+/// Reads the directory as a stranger's and compares every bit and the logits with the source. Both weights in
+/// memory, what was written and the source's, are released on the way: they are the largest thing here.
+std::string verify(const std::string& directory, const Json& config,
+                   const checkpoint::FlaConfigOptions& options, checkpoint::TensorList written,
+                   Source* source) {
+  const at::Tensor ids = fixed_input(*source->model().vocab_size);
   const at::Tensor before =
-      logits_of(source.loaded.directory, source.model(), source.loaded.snapshot.weights, ids);
+      logits_of(source->loaded.directory, source->model(), source->loaded.snapshot.weights, ids);
+  source->loaded.snapshot.weights.clear();
+  const ExchangeDirectory again = read_exchange_directory(directory, {});
+  OSDN_ASSERT(checkpoint::fla_config(again.fla.model, options) == config,
+              "export: config.json means another model when it is read again");
+  check_same_bits(again, std::move(written));
   const double error = relative_rms(logits_of(directory, again.fla.model, again.weights, ids), before);
   const double allowed = allowed_difference(options.dtype);
   const std::string found = fmt::format(
@@ -197,13 +204,13 @@ void check_space(const std::string& target, const checkpoint::TensorList& tensor
 void run_export(const Options& options) {
   const std::string target = absolute_new_path("export", options.output);
   const uint64_t max_shard_bytes = parse_size(options.max_shard_size);
-  const Source source = open_source(options);
+  Source source = open_source(options);
   if (!source.tokenizer) log::warning("export: the run names no tokenizer; the directory will have none");
   checkpoint::FlaConfigOptions config_options{.ids = token_ids(source),
                                               .dtype = options.dtype,
                                               .max_position_embeddings = source.config.data.sequence_length};
   const Json config = checkpoint::fla_config(source.model(), config_options);
-  const checkpoint::TensorList tensors = tensors_to_write(source, options.dtype);
+  checkpoint::TensorList tensors = tensors_to_write(source, options.dtype);
   check_space(target, tensors);
 
   StagedDirectory staged(target);
@@ -219,7 +226,7 @@ void run_export(const Options& options) {
       .source = source.loaded.directory,
       .step = source.loaded.snapshot.step,
       .dtype = options.dtype,
-      .verification = verify(staged.path(), source, tensors, config, config_options),
+      .verification = verify(staged.path(), config, config_options, std::move(tensors), &source),
       .notes = checkpoint::not_carried(source.model())};
   put("README.md",
       export_readme(source.model(), source.tokenizer ? &*source.tokenizer : nullptr, description));

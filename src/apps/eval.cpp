@@ -29,11 +29,13 @@ void evaluate(const EvalArguments& options) {
   eval::Perplexity perplexity(*open.model, open.device, settings);
   const auto started = std::chrono::steady_clock::now();
   {
-    metrics::Progress progress("evaluation", source->total_units(), 0);
+    metrics::Progress progress(fmt::format("evaluation, {}", source->unit()), source->total_units(), 0);
     eval::EvalDocument document;
     for (int64_t count = 0; !options.max_documents || count < *options.max_documents; ++count) {
       if (!source->next(&document)) break;
       perplexity.add(document);
+      // Until the first batch is full there is nothing to tell, not even a rate.
+      if (perplexity.tokens_so_far() == 0) continue;
       progress.update(source->done_units(), fmt::format("loss {:.4f}", perplexity.loss_so_far()));
     }
   }

@@ -63,6 +63,7 @@ class ShardDocuments final : public DocumentSource {
     return true;
   }
 
+  const char* unit() const override { return "tokens"; }
   int64_t total_units() const override { return total_; }
   int64_t done_units() const override { return done_; }
   std::vector<std::string> paths() const override {
@@ -138,6 +139,7 @@ class TextDocuments final : public DocumentSource {
     return true;
   }
 
+  const char* unit() const override { return "bytes"; }
   int64_t total_units() const override { return reader_.total_bytes(); }
   int64_t done_units() const override { return done_; }
   std::vector<std::string> paths() const override { return paths_; }

@@ -19,7 +19,8 @@ class DocumentSource {
   virtual ~DocumentSource() = default;
   /// False at the end.
   virtual bool next(EvalDocument* document) = 0;
-  /// Work in all and done so far, in the unit that progress shows.
+  /// Work in all and done so far, in `unit` (tokens, bytes).
+  virtual const char* unit() const = 0;
   virtual int64_t total_units() const = 0;
   virtual int64_t done_units() const = 0;
   /// Files in reading order.

@@ -198,6 +198,8 @@ PerplexityResult Perplexity::finish() {
   return std::move(impl_->result);
 }
 
+int64_t Perplexity::tokens_so_far() const { return impl_->scored_tokens; }
+
 double Perplexity::loss_so_far() const {
   return impl_->scored_loss / static_cast<double>(std::max<int64_t>(1, impl_->scored_tokens));
 }

@@ -79,7 +79,8 @@ class Perplexity {
   void add(const EvalDocument& document);
   /// Scores what waits. Call once.
   PerplexityResult finish();
-  /// Of all documents whose tokens have been scored so far.
+  /// Tokens scored so far, and their mean loss; less than what was added, while a batch fills.
+  int64_t tokens_so_far() const;
   double loss_so_far() const;
 
  private:

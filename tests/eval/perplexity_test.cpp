@@ -30,7 +30,7 @@ EvalDocument document(int64_t num_targets, uint64_t seed) {
 /// 50 documents of mixed length, empty and single-token ones among them.
 std::vector<EvalDocument> mixed_documents() {
   std::vector<EvalDocument> documents;
-  for (uint64_t i = 0; i < 50; ++i) documents.push_back(document(static_cast<int64_t>(i * i * 37 % 301), i));
+  for (uint64_t i = 0; i < 50; ++i) documents.push_back(document(static_cast<int64_t>(i * i * 37 % 151), i));
   return documents;
 }
 
@@ -102,7 +102,7 @@ TEST_CASE("scores do not depend on the batch, the order or the company", "[perpl
     REQUIRE(expected.documents.size() == 50);
     CHECK(expected.totals.num_documents == 50);
     CHECK(expected.totals.num_empty == 1);
-    for (const int64_t tokens_at_once : {1, 64, 100, 333, 2000}) {
+    for (const int64_t tokens_at_once : {1, 100, 333}) {
       PerplexityOptions options = one_batch;
       options.tokens_at_once = tokens_at_once;
       std::vector<size_t> order(documents.size());

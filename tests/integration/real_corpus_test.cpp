@@ -75,7 +75,8 @@ TEST_CASE("A real corpus in every packing and format gives the same tokens, and 
     CHECK(real_corpus_test::digests(path + "/again") == wanted);
   }
 
-  result = test::run_osdn({"train", config, "--set", "run.directory=runs"}, path);
+  result = test::run_osdn({"train", config, "--set", "train.steps=120", "--set", "evaluation.every_steps=40"},
+                          path);
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
   std::vector<double> validation;
@@ -85,8 +86,8 @@ TEST_CASE("A real corpus in every packing and format gives the same tokens, and 
   CAPTURE(validation);
   REQUIRE(validation.size() >= 3);
   for (size_t i = 1; i < validation.size(); ++i) CHECK(validation[i] < validation[i - 1]);
-  // A model that knew the frequencies of the pieces alone would stay above 5.5 (2,048 pieces; chance is 7.6).
-  CHECK(validation.back() < 4.9);
+  // The frequencies of the 2,048 pieces alone give 6.0, chance 7.6.
+  CHECK(validation.back() < 5.3);
 }
 
 }  // namespace osdn

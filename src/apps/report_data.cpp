@@ -45,8 +45,8 @@ double number_or_nan(const Json& value) {
 
 /// Throws Json::exception for what is no metrics object; then nothing of it has been added.
 void add_record(const Json& record, ReportRun* run) {
-  const auto step = record.at("step").get<int64_t>();
-  const auto tokens = record.at("tokens").get<int64_t>();
+  const auto step = json_integer(record.at("step"));
+  const auto tokens = json_integer(record.at("tokens"));
   const bool skipped = record.value("skipped", false);
   std::map<std::string, std::vector<double>> by_layer;
   const auto layers = record.find("layers");
@@ -84,7 +84,7 @@ void read_metrics(const std::string& path, ReportRun* run) {
     std::string problem;
     try {
       const Json record = Json::parse(line);
-      const auto step = record.at("step").get<int64_t>();
+      const auto step = json_integer(record.at("step"));
       // Steps rise from line to line; two writers or a file put together by hand show here.
       if (!run->tokens.empty() && step <= run->tokens.back().first)
         problem = fmt::format("step {} after step {}", step, run->tokens.back().first);

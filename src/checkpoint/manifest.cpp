@@ -29,13 +29,14 @@ Manifest parse(const std::string& path, const std::string& text) {
   if (json.at("format").get<std::string>() != kFormat)
     throw DataError("{}: format is \"{}\", expected \"{}\"", path, json.at("format").get<std::string>(),
                     kFormat);
-  if (const int64_t version = json.at("version").get<int64_t>(); version != kVersion)
+  if (const int64_t version = json_integer(json.at("version")); version != kVersion)
     throw DataError("{}: format version {}, this program reads version {}", path, version, kVersion);
   Manifest manifest;
-  manifest.step = json.at("step").get<int64_t>();
-  manifest.num_optimizer_shards = json.at("optimizer_shards").get<int64_t>();
+  manifest.step = json_integer(json.at("step"));
+  manifest.num_optimizer_shards = json_integer(json.at("optimizer_shards"));
   for (const Json& file : json.at("files"))
-    manifest.files.push_back({file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(),
+    manifest.files.push_back({file.at("name").get<std::string>(),
+                              static_cast<uint64_t>(json_integer(file.at("bytes"))),
                               file.at("xxh3_128").get<std::string>()});
   return manifest;
 }
@@ -126,7 +127,7 @@ Json read_state(const std::string& directory, const Manifest& manifest) {
   check_digest(directory, manifest.file(kStateFile), digest(text).hex());
   try {
     Json state = Json::parse(text);
-    if (const int64_t step = state.at("step").get<int64_t>(); step != manifest.step)
+    if (const int64_t step = json_integer(state.at("step")); step != manifest.step)
       throw DataError("{}: is of step {}, manifest.json of step {}", path, step, manifest.step);
     return state;
   } catch (const Json::exception& failure) {

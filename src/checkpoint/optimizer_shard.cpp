@@ -58,7 +58,7 @@ std::map<std::string, std::pair<int64_t, int64_t>> parse_ranges(const std::strin
   try {
     const Json json = Json::parse(text->second);
     for (const auto& [name, range] : json.items())
-      ranges[name] = {range.at(0).get<int64_t>(), range.at(1).get<int64_t>()};
+      ranges[name] = {json_integer(range.at(0)), json_integer(range.at(1))};
   } catch (const Json::exception& failure) {
     throw DataError("{}: metadata slices: {}", path, failure.what());
   }

@@ -52,7 +52,7 @@ class LineReader {
 
 int64_t step_of(const std::string& line, const std::string& path, int64_t number) {
   const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  const bool is_record = object.is_object() && object.contains("step") && object["step"].is_number_integer();
+  const bool is_record = object.is_object() && object.contains("step") && is_json_integer(object["step"]);
   if (!is_record) {
     constexpr size_t kMaxShown = 80;
     throw DataError(
@@ -60,7 +60,7 @@ int64_t step_of(const std::string& line, const std::string& path, int64_t number
         "without it)",
         path, number, line.substr(0, kMaxShown));
   }
-  return object["step"].get<int64_t>();
+  return json_integer(object["step"]);
 }
 
 // Bytes of the lines up to `last_step`.

@@ -15,10 +15,10 @@ Json TrainState::to_json() const {
 
 TrainState TrainState::from_json(const Json& json) {
   const auto field = [&](const char* name) {
-    if (!json.contains(name) || !json[name].is_number_integer())
+    if (!json.contains(name) || !is_json_integer(json[name]))
       throw DataError("state.json: {}: expected an integer, got {}", name,
                       json.contains(name) ? json[name].dump() : "nothing");
-    return json[name].get<int64_t>();
+    return json_integer(json[name]);
   };
   return {.step = field("step"),
           .updates = field("updates"),

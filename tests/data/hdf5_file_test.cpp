@@ -52,7 +52,7 @@ TEST_CASE("Every combination of filters and chunk sizes gives the elements back"
   const TemporaryDirectory folder;
   const std::string path = folder.path() + "/s.h5";
   const int filters = GENERATE(0, 1, 2, 3, 4, 5, 6, 7);
-  const hsize_t chunk = GENERATE(1, 7, 333, 1000, 4096);
+  const hsize_t chunk = GENERATE(1, 7, 333, 999, 1000);
   const bool big_endian = GENERATE(false, true);
   CAPTURE(filters, chunk);
   hdf5_file_test::write(

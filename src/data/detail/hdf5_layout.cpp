@@ -56,7 +56,8 @@ void Hdf5File::parse_layout(const Message& message, Hdf5Dataset* dataset) const 
     damaged(fmt::format("chunks of {} bytes in a file of {}", chunk_bytes, size_bytes_));
   if (!std::all_of(dataset->filters.begin(), dataset->filters.end(), hdf5_layout_detail::is_known))
     return;  // the caller refuses it, with the filter's name
-  if (total > 0) read_chunk_index(index, dataset);
+  constexpr uint64_t kNoIndex = ~uint64_t{0};  // of a dataset that nothing was written to
+  if (total > 0 && index != kNoIndex) read_chunk_index(index, dataset);
   check_chunks(dataset);
 }
 

@@ -59,7 +59,11 @@ class Bench {
   }
 
   /// Runs `body` in a child as the program runs a command: its exit code, its error as a line on stderr.
-  Outcome run(Plan plan, const std::function<ExitCode()>& body) const {
+  Outcome run(const Plan& plan, const std::function<ExitCode()>& body) const {
+    return wait(start(plan, body));
+  }
+
+  pid_t start(Plan plan, const std::function<ExitCode()>& body) const {
     const std::string messages = root_ + "/messages";
     std::filesystem::remove(messages);
     const pid_t child = ::fork();
@@ -72,10 +76,14 @@ class Bench {
       arm(plan);
       ::_exit(as_program(body));
     }
+    return child;
+  }
+
+  Outcome wait(pid_t child) const {
     int status = 0;
     ::waitpid(child, &status, 0);
     return {.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-            .messages = read_file(messages)};
+            .messages = read_file(root_ + "/messages")};
   }
 
   /// The lines of the calls since clear().

@@ -28,26 +28,22 @@ struct Options {
   bool overwrite = false;
 };
 
-constexpr const char* kHelp =
-    "Example:\n"
-    "  osdn prepare configs/quickstart.yaml\n"
-    "  osdn prepare --builtin --megabytes 4 --vocab-size 2000 --validation-fraction 0.05 --output shards\n"
-    "  osdn prepare --input 'corpus/*.jsonl' --text-key text --vocab-size 32000 --output shards\n"
-    "  osdn prepare --input 'books/*.txt' --tokenizer tokenizer.model --output shards\n"
-    "  osdn prepare --input 'data/*.parquet' --text-key text --on-error skip --output shards\n\n"
-    "Documents: a .txt file is one document (a byte order mark at its start is dropped, CRLF and CR become "
-    "LF);\n"
-    "a .jsonl file has one document a line and a .parquet file one a row, their text kept exactly; .gz and "
-    ".zst\n"
-    "are unpacked on the way. Documents without visible text are dropped and counted. Invalid UTF-8, broken "
-    "JSON\n"
-    "and records without text are refused by file and line, or skipped and counted with --on-error skip. "
-    "Details:\n"
-    "docs/howto/prepare_your_data.md. A document goes to validation by the hash\n"
-    "of its text. The output holds train-*.h5, valid-*.h5, tokenizer.model and prepare.json, all or none of "
-    "them.\n"
-    "Asked again for the same, it does nothing; a folder with other shards is only replaced with "
-    "--overwrite.";
+constexpr const char* kHelp = R"(Example:
+  osdn prepare configs/quickstart.yaml
+  osdn prepare --builtin --megabytes 4 --vocab-size 2000 --validation-fraction 0.05 --output shards
+  osdn prepare --input 'corpus/*.jsonl' --text-key text --vocab-size 32000 --output shards
+  osdn prepare --input 'books/*.txt' --tokenizer tokenizer.model --output shards
+  osdn prepare --input 'data/*.parquet' --text-key text --on-error skip --output shards
+
+Documents: a .txt file is one document (a byte order mark at its start is dropped, CRLF and CR become
+LF); a .jsonl file has one document a line and a .parquet file one a row, their text kept exactly; .gz
+and .zst are unpacked on the way. Documents without visible text are dropped and counted. Invalid UTF-8,
+broken JSON and records without text are refused by file and line, or skipped and counted with
+--on-error skip. A document goes to validation by the hash of its text. Details:
+docs/howto/prepare_your_data.md.
+The output holds train-*.h5, valid-*.h5, tokenizer.model and prepare.json, all or none of them. Asked
+again for the same, it does nothing; interrupted, it continues, with any number of workers; a folder with
+other shards is only replaced with --overwrite.)";
 
 std::string describe(const char* name, const data::PreparedSplit& split) {
   return fmt::format("{:<12}{:>10} documents {:>14} tokens {:>14} bytes {:>6} shard{}\n", name,
@@ -62,10 +58,11 @@ void print(const data::PrepareReport& report, const std::string& output) {
   text += fmt::format("{:<12}{:>10} pieces, {:.3f} bytes a token\n", "tokenizer", report.vocab_size,
                       tokens > 0 ? static_cast<double>(bytes) / static_cast<double>(tokens) : 0.0);
   text += fmt::format("{:<12}{:>10} documents without text\n", "dropped", report.dropped_documents);
+  text += fmt::format("{:<12}{:>10} documents decoded again, {} came back changed\n", "checked",
+                      report.checked_documents, report.changed_documents);
   for (size_t i = 0; i < data::kRecordFaultNames.size(); ++i)
-    if (report.skipped.counts[i] > 0)
-      text += fmt::format("{:<12}{:>10} records: {}\n", "skipped", report.skipped.counts[i],
-                          data::kRecordFaultNames[i]);
+    if (const int64_t count = report.skipped.counts[i]; count > 0)
+      text += fmt::format("{:<12}{:>10} records: {}\n", "skipped", count, data::kRecordFaultNames[i]);
   text += fmt::format("{:<12}{} ({})\n", "folder", output,
                       report.already_done ? "already prepared" : fmt::format("{:.1f} s", report.seconds));
   std::fputs(text.c_str(), stdout);

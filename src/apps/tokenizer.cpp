@@ -94,9 +94,17 @@ void add_tokenizer(CLI::App& root) {
 
   CLI::App* train =
       command->add_subcommand("train", "Train a sentencepiece model that any valid UTF-8 survives");
-  train->add_option("--input", options->settings.input, "Globs of .txt and .jsonl files");
+  train->add_option("--input", options->settings.input,
+                    "Globs of .txt, .jsonl and .parquet files, each also .gz or .zst");
   train->add_flag("--builtin", options->settings.builtin, "The built-in corpus instead of files");
-  train->add_option("--text-key", options->settings.text_key, "JSON field of the text")
+  train->add_option("--format", options->settings.format, "Format of the input files")
+      ->check(CLI::IsMember({"auto", "txt", "jsonl", "parquet"}))
+      ->capture_default_str();
+  train->add_option("--text-key", options->settings.text_key, "JSON field or Parquet column of the text")
+      ->capture_default_str();
+  train
+      ->add_option("--on-error", options->settings.on_error, "stop at records that are no text, or skip them")
+      ->check(CLI::IsMember({"stop", "skip"}))
       ->capture_default_str();
   train->add_option("--vocab-size", options->settings.tokenizer.vocab_size, "Number of pieces")
       ->capture_default_str();

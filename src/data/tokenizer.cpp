@@ -26,7 +26,8 @@ namespace tokenizer_detail {
 constexpr std::string_view kSpaceMarker = "\xE2\x96\x81";  // U+2581, sentencepiece's space
 constexpr size_t kCacheEntries = 1 << 16;                  // a thread
 constexpr size_t kCachedSegmentBytes = 64;                 // longer segments rarely come again
-constexpr size_t kWindowBytes = 64 << 10;                  // of a segment without any place to cut
+constexpr size_t kWindowBytes = 16 << 10;                  // of a segment without any place to cut
+constexpr size_t kMaxPieceBytes = 4096;                    // sentencepiece_fault allows no longer ones
 constexpr size_t kMaxUnigramBytes = 1 << 20;               // of such a segment of an own unigram model
 constexpr size_t kMaxUndividedBytes = 8 << 20;             // the library takes 87 bytes for each
 
@@ -222,10 +223,12 @@ void Tokenizer::Impl::encode_long_segment(std::string_view segment, std::vector<
         segment.substr(begin, detail::whole_characters(segment.substr(begin), window_bytes));
     if (units.empty()) units = units_of(window);
     if (begin + window.size() == segment.size()) break;
-    // Pieces near the end may change with what follows; one of those in the middle is nearly always a place
+    // Pieces near the end may change with what follows; nearly always the last of the others ends at a place
     // to cut.
+    size_t last = units.size() - 1;
+    while (last > 0 && units[last].begin + tokenizer_detail::kMaxPieceBytes > window.size()) --last;
     bool found = false;
-    for (size_t i = units.size() / 2; i > 0 && i + 16 > units.size() / 2 && !found; --i) {
+    for (size_t i = last; i > 0 && i + 16 > last && !found; --i) {
       const size_t cut = begin + units[i].begin;
       std::vector<Unit> next =
           units_of(segment.substr(cut, detail::whole_characters(segment.substr(cut), window_bytes)));
@@ -293,7 +296,8 @@ Tokenizer Tokenizer::from_model(std::string model_bytes) {
 Tokenizer Tokenizer::parse(std::string model_bytes, const std::string& origin) {
   if (const std::string fault = detail::sentencepiece_fault(model_bytes); !fault.empty())
     throw DataError(
-        "{}: expected a sentencepiece model, found {} bytes of something else or a damaged one: {} (make a new "
+        "{}: expected a sentencepiece model, found {} bytes of something else or a damaged one: {} (make a "
+        "new "
         "one with `osdn tokenizer train`, or copy it again)",
         origin, model_bytes.size(), fault);
   const detail::SentencepieceModel model = detail::parse_sentencepiece_model(model_bytes, origin);
@@ -368,7 +372,8 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
     return text;
   }
   const auto status = impl_->processor.Decode(std::vector<int>(ids.begin(), ids.end()), &text);
-  if (!status.ok()) throw DataError("tokenizer: the model cannot decode {} ids: {}", ids.size(), status.ToString());
+  if (!status.ok())
+    throw DataError("tokenizer: the model cannot decode {} ids: {}", ids.size(), status.ToString());
   return text;
 }
 

@@ -1,3 +1,6 @@
+#include <signal.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -60,6 +63,78 @@ TEST_CASE("osdn prepare says in one line what is wrong and leaves no shard", "[p
   result = run({"--builtin", "--megabytes", "1", "--vocab-size", "500000", "--output", "s"});
   CHECK(result.exit_code == 2);
   CHECK(contains(result.err, "too large for this text, which gives at most"));
+}
+
+TEST_CASE("osdn prepare continues after it was killed, and says so", "[prepare_command]") {
+  using prepare_command_test::contains;
+  const TemporaryDirectory folder;
+  const auto arguments = [](const std::string& output, const std::string& workers) {
+    return std::vector<std::string>{"prepare",      "--builtin", "--megabytes",    "3",
+                                    "--vocab-size", "600",       "--output",       output,
+                                    "--workers",    workers,     "--shard-tokens", "50000"};
+  };
+  REQUIRE(test::run_osdn(arguments("whole", "1"), folder.path()).exit_code == 0);
+  const std::string journal = folder.path() + "/killed/.prepare/journal.json";
+  bool killed = false;
+  for (int attempt = 0; attempt < 20 && !killed; ++attempt) {
+    std::vector<std::string> command = arguments("killed", "2");
+    command.insert(command.begin(), OSDN_BINARY);
+    test::Process process(command, folder.path());
+    // As soon as some shard is done.
+    while (process.running() && !std::filesystem::exists(folder.path() + "/killed/.prepare/train-00000.h5"))
+      ::usleep(200);
+    process.signal(SIGKILL);
+    killed = process.wait().exit_code == 128 + SIGKILL && std::filesystem::exists(journal);
+    if (!killed) std::filesystem::remove_all(folder.path() + "/killed");
+  }
+  REQUIRE(killed);
+  CHECK_FALSE(std::filesystem::exists(folder.path() + "/killed/train-00000.h5"));
+  const test::ProcessResult again = test::run_osdn(arguments("killed", "3"), folder.path());
+  CAPTURE(again.err);
+  REQUIRE(again.exit_code == 0);
+  CHECK(contains(again.err, "continues an interrupted preparation"));
+  CHECK_FALSE(contains(again.err, "training the tokenizer"));
+  int64_t shards = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path() + "/whole")) {
+    const std::string name = entry.path().filename().string();
+    if (name.front() == '.' || name == "prepare.json") continue;
+    CAPTURE(name);
+    CHECK((read_file(entry.path().string()) == read_file(folder.path() + "/killed/" + name)));
+    ++shards;
+  }
+  CHECK(shards > 10);
+}
+
+TEST_CASE("osdn prepare refuses a file that is no tokenizer and an output that is no folder",
+          "[prepare_command]") {
+  using prepare_command_test::contains;
+  const TemporaryDirectory folder;
+  const auto run = [&](const std::string& tokenizer, const std::string& output) {
+    return test::run_osdn(
+        {"prepare", "--builtin", "--megabytes", "1", "--tokenizer", tokenizer, "--output", output},
+        folder.path());
+  };
+  REQUIRE(test::run_osdn({"tokenizer", "train", "--builtin", "--vocab-size", "600", "--output", "t.model"},
+                         folder.path())
+              .exit_code == 0);
+  const std::string model = read_file(folder.path() + "/t.model");
+  for (const std::string& content :
+       {std::string("no model"), std::string(), model.substr(0, model.size() / 2), std::string(5000, '\0')}) {
+    CAPTURE(content.size());
+    atomic_write(folder.path() + "/bad.model", content);
+    const test::ProcessResult result = run("bad.model", "s");
+    CHECK(result.exit_code == 4);
+    CHECK(contains(result.err, "bad.model: expected a sentencepiece model"));
+    CHECK_FALSE(std::filesystem::exists(folder.path() + "/s"));
+  }
+  CHECK(run("absent.model", "s").exit_code == 3);
+  const test::ProcessResult file = run("t.model", "t.model/s");
+  CHECK(file.exit_code == 3);
+  CHECK(contains(file.err, "t.model/s: cannot"));
+  // /proc is a folder in which nobody can make files.
+  const test::ProcessResult readonly = run("t.model", "/proc/osdn");
+  CHECK(readonly.exit_code == 3);
+  CHECK(contains(readonly.err, "/proc/osdn: "));
 }
 
 TEST_CASE("osdn tokenizer trains, encodes and decodes", "[prepare_command]") {

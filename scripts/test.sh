@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs the tests.
 #   scripts/test.sh         source checks, the ci build, every test that this machine can run but `slow` and `interop`
-#   scripts/test.sh --all   also `slow`, `interop`, the sanitizer build with the unit label, and clang-tidy on what changed
+#   scripts/test.sh --all   also `slow`, `interop`, the sanitizer builds, and clang-tidy on what changed
 # The plain cmake and ctest lines are printed as they run. Environment: OSDN_TIDY_FILES, files that clang-tidy reads at
 # most (16; it needs up to 45 seconds each).
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -45,7 +45,7 @@ run_ctest() {  # preset, arguments...
   local preset=$1 log code=0
   shift
   log=$(mktemp)
-  run ctest --test-dir "build/$preset" --output-on-failure "$@" 2>&1 | tee "$log" || code=1
+  run ${ctest_prefix[@]+"${ctest_prefix[@]}"} ctest --test-dir "build/$preset" --output-on-failure "$@" 2>&1 | tee "$log" || code=1
   sed -n -E '/% tests passed/p; /^Total Test time/p' "$log" | sed 's/^/ctest:/' >>"$summary"
   if ! grep -q '% tests passed' "$log"; then
     say "ctest ran no test"
@@ -67,6 +67,14 @@ default_labels() {
   local without='^(slow|interop|cuda)$'
   if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then without='^(slow|interop)$'; fi
   run_ctest ci --label-exclude "$without"
+}
+
+# The thread sanitizer of g++ 12 and 13 does not start where addresses are random over more bits than it expects, as on
+# kernels since 6.6; where the system lets us, they are fixed.
+tsan_tests() {
+  local ctest_prefix=()
+  if setarch "$(uname -m)" -R true 2>/dev/null; then ctest_prefix=(setarch "$(uname -m)" -R); fi
+  run_ctest tsan --label-regex '^unit$' --exclude-regex '^(scripts|fuzz)'
 }
 
 has_label() { [[ $(ctest --test-dir "build/$1" --print-labels 2>/dev/null) == *" $2"* ]]; }
@@ -112,6 +120,7 @@ if [ "$all" = yes ]; then
   if phase 'build asan' configure_and_build asan; then
     phase 'tests: asan' run_ctest asan --label-regex '^unit$' --exclude-regex '^scripts\.' || true
   fi
+  if phase 'build tsan' configure_and_build tsan; then phase 'tests: tsan' tsan_tests || true; fi
   phase 'clang-tidy' tidy || true
 fi
 finish

@@ -45,6 +45,7 @@ class Preparation {
   std::optional<PrepareReport> reuse(const detail::OutputFolder& folder) const;
   std::optional<detail::Journal> unfinished(const detail::OutputFolder& folder) const;
   Json request() const;
+  Json so_far(Json request, bool skipped) const;
   void load_model();
   double validation_limit() const;
   bool pass_over(InputReader* reader) const;
@@ -119,20 +120,34 @@ Json Preparation::request() const {
   return {{"configuration", configuration_}, {"inputs", detail::describe(files_)}};
 }
 
+/// The part of a request that the input read so far depends on; what was read is compared by its digest.
+/// Where no record was skipped, none was broken or too long, so that a broken one further on may be corrected
+/// or skipped. A trained tokenizer has seen all inputs to their ends.
+Json Preparation::so_far(Json request, bool skipped) const {
+  if (!skipped && request.contains("configuration"))
+    for (const char* key : {"on_error", "max_record_bytes"}) request["configuration"].erase(key);
+  if (settings_.tokenizer_model && request.contains("inputs"))
+    for (Json& input : request["inputs"]) input = input.value("path", "");
+  return request;
+}
+
 /// What an interrupted call for the same left in the hidden folder.
 std::optional<detail::Journal> Preparation::unfinished(const detail::OutputFolder& folder) const {
   std::optional<detail::Journal> journal = detail::Journal::from_json(folder.journal());
   if (!journal) return std::nullopt;
-  const Json now = request();
-  if (journal->request != now) {
+  const bool skipped = journal->input.skipped.total() > 0;
+  const Json before = so_far(journal->request, skipped);
+  const Json now = so_far(request(), skipped);
+  if (before != now) {
     log::warning(
         "{}: starts over: the preparation that was interrupted here was another one ({})", settings_.output,
-        detail::first_difference(journal->request.value("configuration", Json::object()), configuration_));
+        detail::first_difference(before.value("configuration", Json::object()), now.at("configuration")));
     return std::nullopt;
   }
   const std::string model = folder.staged("tokenizer.model");
   if (!std::filesystem::exists(model) || digest_file(model).hex() != journal->tokenizer_digest)
     return std::nullopt;
+  journal->request = request();
   return journal;
 }
 

@@ -281,6 +281,38 @@ TEST_CASE("An interrupted preparation of something else is not continued", "[pre
   CHECK((continued == prepare_restart_test::contents(other.output)));
 }
 
+TEST_CASE("A broken record stops the work, and correcting or skipping it does not lose what was done",
+          "[prepare_restart]") {
+  const prepare_restart_test::Reference& whole = prepare_restart_test::reference();
+  const prepare_restart_test::Corpus corpus;
+  config::Prepare settings = corpus.settings("out");
+  settings.tokenizer_model = whole.report.tokenizer_model;
+  const std::string good = read_file(corpus.path("c.jsonl"));
+  atomic_write(corpus.path("c.jsonl"), good + "{\"text\": }\n");
+  const std::string message = test::message_of<UserError>([&] { prepare(settings, {}); });
+  CAPTURE(message);
+  CHECK(test::contains(message, "c.jsonl:"));
+  const auto finished = prepare_restart_test::finished_files(settings.output);
+  REQUIRE(finished.size() > 5);
+  const bool skips = GENERATE(false, true);
+  if (skips) {
+    settings.on_error = "skip";
+  } else {
+    atomic_write(corpus.path("c.jsonl"), good);
+  }
+  const PrepareReport report = prepare(settings, {});
+  CHECK(report.skipped.total() == (skips ? 1 : 0));
+  CHECK(report.train.tokens == whole.report.train.tokens);
+  for (const auto& [name, identity] : finished) {
+    CAPTURE(name);
+    CHECK(prepare_restart_test::identity(settings.output + "/" + name) == identity);
+  }
+  settings.output = corpus.path("afresh");
+  prepare(settings, {});
+  CHECK((prepare_restart_test::contents(settings.output) ==
+         prepare_restart_test::contents(corpus.path("out"))));
+}
+
 TEST_CASE("Without room for a shard preparation stops, and continues when there is some",
           "[prepare_restart]") {
   const prepare_restart_test::Reference& whole = prepare_restart_test::reference();

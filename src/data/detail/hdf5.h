@@ -22,7 +22,7 @@ class Hdf5Id {
  public:
   using Close = int (*)(int64_t);
   Hdf5Id() = default;
-  Hdf5Id(int64_t id, Close close) : id_(id), close_(close) {}
+  Hdf5Id(int64_t id, Close closer) : id_(id), close_(closer) {}
   Hdf5Id(Hdf5Id&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
   Hdf5Id& operator=(Hdf5Id&& other) noexcept {
     std::swap(id_, other.id_);

@@ -298,8 +298,8 @@ void add_training(Table& table) {
       "every_minutes", [](auto& c) -> auto& { return c.checkpoint.every_minutes; }, at_least(0),
       "Minutes after which one is made in any case; 0: none by time");
   table.field(
-      "keep_last", [](auto& c) -> auto& { return c.checkpoint.keep_last; }, count(),
-      "Newest checkpoints that are kept");
+      "keep_last", [](auto& c) -> auto& { return c.checkpoint.keep_last; }, between(0, kLargestCount),
+      "Newest checkpoints that are kept whole; 0: all");
   table.field(
       "keep_every_steps", [](auto& c) -> auto& { return c.checkpoint.keep_every_steps; },
       between(0, kLargestCount), "Keep the weights at multiples of so many steps for good; 0: none");

@@ -1,5 +1,6 @@
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -188,6 +189,23 @@ TEST_CASE("another micro-batch gives the same losses within rounding and says th
   REQUIRE(split.size() == straight.size());
   for (size_t i = 0; i < split.size(); ++i)
     CHECK(split[i]["loss"].get<double>() == Approx(straight[i]["loss"].get<double>()).epsilon(1e-5));
+}
+
+TEST_CASE("keep_last 0 keeps every checkpoint and 1 the newest, beside files of others", "[resume]") {
+  const RunFolder folder;
+  const auto names = [&] {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.run() + "/checkpoints"))
+      found.push_back(entry.path().filename().string());
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  REQUIRE(folder.train({"checkpoint.keep_last=0"}).exit_code == 0);
+  CHECK(names() == std::vector<std::string>{"latest", "step_00000003", "step_00000006", "step_00000009",
+                                            "step_00000012"});
+  atomic_write(folder.run() + "/checkpoints/notes.txt", "mine");
+  REQUIRE(folder.train({"checkpoint.keep_last=1"}).exit_code == 0);
+  CHECK(names() == std::vector<std::string>{"latest", "notes.txt", "step_00000012"});
 }
 
 TEST_CASE("raising train.steps extends a finished run", "[resume]") {

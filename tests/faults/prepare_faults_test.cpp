@@ -70,7 +70,9 @@ void disturb(bool all) {
         CHECK(outcome.exit_code == 128 + SIGKILL);
       } else {
         CHECK((outcome.exit_code == 0 || outcome.exit_code == 3));
-        CHECK(names_path_and_reason(outcome.messages, call, plan.error));
+        // A part that could not be removed goes with the folder of unfinished work.
+        const bool tidying = call.rfind("remove ", 0) == 0 && outcome.exit_code == 0;
+        CHECK((tidying || names_path_and_reason(outcome.messages, call, plan.error)));
       }
       // What has a final name is what an undisturbed run writes under it.
       for (const auto& [name, content] : lasting_files(bench))

@@ -152,6 +152,7 @@ TEST_CASE("a run moved to another folder with its data goes on bit-exactly, with
   process.wait();
   // The copy has its own shards, under other absolute paths; the old ones are gone.
   const RunFolder moved;
+  fs::create_directory(moved.path() + "/runs");
   fs::copy(folder.run(), moved.run(), fs::copy_options::recursive);
   fs::remove(moved.path() + "/shards");
   fs::copy(test::prepared_folder() + "/shards", moved.path() + "/shards");

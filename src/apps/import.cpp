@@ -1,6 +1,7 @@
 #include "apps/import.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -75,6 +76,10 @@ config::Config run_config(const ExchangeDirectory& source, const std::string& ta
   config.run.name = fs::path(target).filename().string();
   config.run.directory = fs::path(target).parent_path().string();
   config.model = source.fla.model;
+  // What evaluation takes for the context of training; a global batch is whole sequences.
+  const int64_t length = source.fla.max_position_embeddings;
+  config.data.sequence_length = length;
+  config.train.global_batch_tokens = std::max<int64_t>(config.train.global_batch_tokens / length, 1) * length;
   if (has_tokenizer) config.data.tokenizer = target + "/" + kTokenizerFile;
   config.train.precision =
       source.dtype == "bfloat16" ? config::Precision::kBfloat16 : config::Precision::kFloat32;

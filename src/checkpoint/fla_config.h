@@ -26,7 +26,8 @@ struct FlaModel {
   config::Model model;     // vocab_size is set; no preset
   std::string model_type;  // delta_net | osla_delta_net
   TokenIds ids;
-  std::string dtype;  // torch_dtype or dtype, "" when neither is given
+  std::string dtype;                       // torch_dtype or dtype, "" when neither is given
+  int64_t max_position_embeddings = 2048;  // no part of the model: by custom the context it was trained with
 };
 
 /// `path` names the file in messages. `ignored_keys` are unknown keys that the caller vouches for. UserError

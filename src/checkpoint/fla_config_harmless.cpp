@@ -32,7 +32,6 @@ const std::vector<HarmlessKey>& harmless_fla_keys() {
       {"fuse_linear_cross_entropy", kLoss},
       {"use_l2warp", kLoss},
       {"use_output_norm", "read by no version of the layer: the norm is always there"},
-      {"max_position_embeddings", "there are no positions to embed"},
       {"use_cache", kOutput},
       {"output_attentions", kOutput},
       {"output_hidden_states", kOutput},

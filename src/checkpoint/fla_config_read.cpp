@@ -228,6 +228,7 @@ FlaModel parse_fla_config(const std::string& path, const std::string& text,
   fla.ids = {.bos = reader.id("bos_token_id", 1),
              .eos = reader.id("eos_token_id", 2),
              .pad = reader.id("pad_token_id", std::nullopt)};
+  fla.max_position_embeddings = reader.count("max_position_embeddings", 2048);
   fla.dtype = reader.text("dtype", reader.text("torch_dtype", ""));
 
   for (const HarmlessKey& harmless : harmless_fla_keys()) reader.pass(harmless.key);

@@ -206,6 +206,8 @@ TEST_CASE("a run of this program comes back from its export with the same weight
     osdn::config::Config config;
     config.run.name = "made";
     config.model = model;
+    config.data.sequence_length = 3000;
+    config.train.global_batch_tokens = 3000;
     ck::Snapshot snapshot;
     snapshot.step = 12;
     snapshot.weights = random_weights(model);
@@ -227,6 +229,9 @@ TEST_CASE("a run of this program comes back from its export with the same weight
     const std::string readme = osdn::read_file(folder.path() + "/out/README.md");
     CHECK(contains(readme, "detach: true") == model.osdn.has_value());
     CHECK(osdn::read_json(folder.path() + "/out/config.json")["norm_eps"] == model.norm_eps);
+    // 3000 does not divide the default global batch: the configuration must still be a valid one.
+    const osdn::config::Config again = osdn::config::load(folder.path() + "/again/config.yaml", {});
+    CHECK(again.data.sequence_length == 3000);
   }
 }
 

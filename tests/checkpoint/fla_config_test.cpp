@@ -109,6 +109,7 @@ TEST_CASE("a delta_net config.json gives the peer's model", "[fla_config]") {
   CHECK(parse(with(plain(), "pad_token_id", 2)).ids.pad == 2);
   CHECK(!parse(with(plain(), "bos_token_id", nullptr)).ids.bos.has_value());
   CHECK(parse(with(plain(), "torch_dtype", "bfloat16")).dtype == "bfloat16");
+  CHECK(parse(with(plain(), "max_position_embeddings", 8192)).max_position_embeddings == 8192);
 }
 
 TEST_CASE("the width of the MLP follows the peer's rule for every ratio", "[fla_config]") {

@@ -101,8 +101,7 @@ TEST_CASE("the shipped tokenizer gives the sentencepiece library the ids that th
   const std::string model = folder.path() + "/out/tokenizer.model";
   const Json expected =
       Json::parse(python->run("reference_sentencepiece.py", {"encode", model, folder.path() + "/text"}));
-  const ProcessResult encoded =
-      run_osdn({"tokenizer", "encode", model, "--text=" + text}, folder.path());
+  const ProcessResult encoded = run_osdn({"tokenizer", "encode", model, "--text=" + text}, folder.path());
   INFO(encoded.err);
   std::istringstream stream(encoded.out);
   Json ids = Json::array();

@@ -105,6 +105,15 @@ TEST_CASE("a trained model goes out with its tokenizer, comes back, writes the s
   CHECK(config["vocab_size"] == 512);
 
   osdn({"import", "out", "--output", "runs/again"});
+  // The same numbers under both names: perplexity, and greedy text.
+  const auto perplexity = [&](const char* run) {
+    osdn({"eval", run, "--suite", "perplexity", "--max-documents", "5", "--data", "shards/valid-*.h5",
+          "--json", "result.json"});
+    Json result = read_json(folder.path() + "/result.json");
+    for (const char* key : {"checkpoint", "step", "seconds"}) result.erase(key);
+    return result.dump();
+  };
+  CHECK(perplexity("runs/again") == perplexity("runs/small"));
   const std::vector<std::string> greedy = {"--prompt", "The", "--max-tokens", "24", "--temperature", "0"};
   std::vector<std::string> first = {"generate", "runs/small"};
   std::vector<std::string> second = {"generate", "runs/again"};

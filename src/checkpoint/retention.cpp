@@ -53,20 +53,24 @@ void Retention::apply(const std::string& newest) {
   using retention_detail::Kind;
   verified_.insert(newest);
   if (keep_last_ <= 0) return;
-  int64_t num_kept = 0;
-  std::vector<StepEntry> steps = list_steps(directory_);
-  for (auto entry = steps.rbegin(); entry != steps.rend(); ++entry) {
-    const std::string path = directory_ + "/" + entry->name;
+  std::vector<StepEntry> full;
+  for (const StepEntry& entry : list_steps(directory_)) {
+    const std::string path = directory_ + "/" + entry.name;
     const Kind kind = retention_detail::classify(path);
     if (kind == Kind::kWeights) retention_detail::remove_moments(path);
-    if (kind != Kind::kFull) continue;
+    if (kind == Kind::kFull) full.push_back(entry);
+  }
+  // Nothing can go: then nothing needs to be read, as when a run of gigabytes resumes.
+  if (static_cast<int64_t>(full.size()) <= keep_last_) return;
+  int64_t num_kept = 0;
+  for (auto entry = full.rbegin(); entry != full.rend(); ++entry) {
     if (entry->name == newest || num_kept < keep_last_) {
       num_kept += is_intact(entry->name) ? 1 : 0;
       continue;
     }
     verified_.erase(entry->name);
     if (keep_every_steps_ > 0 && entry->step % keep_every_steps_ == 0)
-      reduce_to_weights(path);
+      reduce_to_weights(directory_ + "/" + entry->name);
     else
       remove_checkpoint(directory_, entry->name, entry->step);
   }

@@ -43,6 +43,7 @@ packages_to_build="
 packages_to_test="
   catch2                file catch2
   clang                 command clang++
+  libclang-rt-dev       fuzzer -
   lld                   command ld.lld
   clang-tidy            command clang-tidy
   clang-format-14       command clang-format-14
@@ -69,6 +70,7 @@ is_there() {  # kind, what
   case $1 in
     command) command -v "$2" >/dev/null ;;
     pip) python_with_pip >/dev/null ;;
+    fuzzer) compgen -G "$(clang++ -print-resource-dir 2>/dev/null)/lib/*/libclang_rt.fuzzer*.a" >/dev/null ;;
     file)
       local directory
       for directory in /usr/include /usr/local/include /usr/share; do

@@ -6,6 +6,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "apps/config.h"
 #include "apps/eval.h"
@@ -46,6 +47,16 @@ void choose_wait_policy(int /*argc*/, char** /*argv*/, char** /*environment*/) {
 __attribute__((section(".preinit_array"), used)) void (*const kBeforeLibraries)(int, char**,
                                                                                 char**) = choose_wait_policy;
 
+// As far as it was understood: "osdn tokenizer encode".
+std::string given_command(const CLI::App& root) {
+  std::string name = root.get_name();
+  for (const CLI::App* app = &root; !app->get_subcommands().empty();) {
+    app = app->get_subcommands().front();
+    name += " " + app->get_name();
+  }
+  return name;
+}
+
 int run(int argc, char** argv) {
   CLI::App root("osdn: trains delta-rule language models with the preconditioned write of OSDN", "osdn");
   root.set_version_flag("--version", version_text);
@@ -71,8 +82,11 @@ int run(int argc, char** argv) {
   } catch (const CLI::RuntimeError& stop) {
     return stop.get_exit_code();  // a command that ended as it should, with a code of its own
   } catch (const CLI::ParseError& failure) {
-    // Help and version come this way too, with code 0.
-    return root.exit(failure) == 0 ? 0 : static_cast<int>(ExitCode::kUserError);
+    if (failure.get_exit_code() == 0) return root.exit(failure);  // help and version come this way too
+    const std::string command = given_command(root);
+    std::fprintf(stderr, "%s: %s (`%s --help` explains it)\n", command.c_str(), failure.what(),
+                 command.c_str());
+    return static_cast<int>(ExitCode::kUserError);
   }
   if (root.get_subcommands().empty()) {
     std::fputs(root.help().c_str(), stderr);
@@ -89,6 +103,9 @@ int run_caught(int argc, char** argv) {
     return report_failure(failure.code(), failure.what());
   } catch (const std::bad_alloc&) {
     return report_failure(ExitCode::kEnvironmentError, "out of memory");
+  } catch (const std::system_error&
+               failure) {  // of a path that cannot be looked at: a loop of links, no permission
+    return report_failure(ExitCode::kEnvironmentError, failure.what());
   } catch (const std::exception& failure) {
     return report_failure(ExitCode::kInternalError, first_part(failure.what()));
   }

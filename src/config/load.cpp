@@ -242,9 +242,10 @@ Config load_text(const std::string& text, const std::string& origin,
 
 Config load(const std::string& path, const std::vector<std::string>& overrides) {
   const std::string text = read_file(path);
+  Config config = load_text(text, path, overrides);
   if (!text.empty() && text.back() != '\n')
     log::warning("{}: the last line does not end; if the file was cut off, its last value is wrong", path);
-  return load_text(text, path, overrides);
+  return config;
 }
 
 }  // namespace osdn::config

@@ -1,7 +1,11 @@
 #include "data/prepare.h"
 
+#include <sentencepiece_trainer.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <set>
+#include <unordered_map>
 
 #include "base/fs.h"
 #include "base/json.h"
@@ -145,6 +149,60 @@ TEST_CASE("Files of both formats are prepared with a given tokenizer and with eo
   CHECK(std::count(tokens.begin(), tokens.end(), tokenizer.eos_id()) == 4);
   for (size_t i = 1; i < reader.document_offsets().size(); ++i)
     CHECK(tokens[static_cast<size_t>(reader.document_offsets()[i]) - 1] == tokenizer.eos_id());
+}
+
+TEST_CASE("Foreign models are taken as they are, and what they change is counted", "[prepare]") {
+  const prepare_test::Fixture data;
+  std::string lines;
+  for (int i = 0; i < 400; ++i)
+    lines += "{\"text\": \"document  number " + std::to_string(i) + " has \\uff21 wide letter\"}\n";
+  config::Prepare settings;
+  settings.input = {data.write("a.jsonl", lines)};
+  settings.output = data.output;
+  settings.validation_fraction = 0;
+  settings.add_eos = true;
+  const auto model = [&](std::unordered_map<std::string, std::string> arguments) {
+    arguments.insert({{"input", data.write("words.txt", "document number has a wide letter\n0123456789\n")},
+                      {"model_type", "bpe"},
+                      {"vocab_size", "300"},
+                      {"byte_fallback", "true"},
+                      {"minloglevel", "2"}});
+    std::string bytes;
+    REQUIRE(sentencepiece::SentencePieceTrainer::Train(arguments, nullptr, &bytes).ok());
+    return data.write("foreign.model", bytes);
+  };
+  settings.tokenizer_model = model({{"bos_id", "5"}, {"eos_id", "7"}, {"pad_id", "9"}});
+  const PrepareReport report = prepare(settings, {});
+  CHECK(read_file(report.tokenizer_model) == read_file(*settings.tokenizer_model));
+  CHECK(report.checked_documents > 0);
+  CHECK(report.changed_documents ==
+        report.checked_documents);  // two spaces became one, the wide letter narrow
+  const ShardReader reader(report.train.shards.front());
+  std::vector<int32_t> tokens(static_cast<size_t>(reader.num_tokens()));
+  reader.read(0, reader.num_tokens(), tokens.data());
+  CHECK(tokens.front() == 5);
+  CHECK(tokens.back() == 7);
+  CHECK(std::count(tokens.begin(), tokens.end(), 5) == 400);
+  CHECK(std::count(tokens.begin(), tokens.end(), 7) == 400);
+  CHECK(std::count(tokens.begin(), tokens.end(), 9) == 0);
+  // The original's bytes count.
+  CHECK(reader.document_bytes()[0] ==
+        static_cast<int64_t>(std::string("document  number 0 has xxx wide letter").size()));
+
+  // Without normalisation all of it comes back.
+  settings.tokenizer_model =
+      model({{"normalization_rule_name", "identity"}, {"remove_extra_whitespaces", "false"}});
+  settings.output = data.folder.path() + "/kept";
+  CHECK(prepare(settings, {}).changed_documents == 0);
+
+  settings.output = data.folder.path() + "/refused";
+  settings.tokenizer_model = model({{"bos_id", "-1"}});
+  CHECK(test::contains(test::message_of<UserError>([&] { prepare(settings, {}); }),
+                       "foreign.model: expected a tokenizer with a bos piece"));
+  settings.tokenizer_model = model({{"eos_id", "-1"}});
+  CHECK(test::contains(test::message_of<UserError>([&] { prepare(settings, {}); }),
+                       "prepare.add_eos needs a tokenizer with an eos piece"));
+  CHECK_FALSE(std::filesystem::exists(settings.output));
 }
 
 TEST_CASE("Equal documents fall on one side of the split", "[prepare]") {

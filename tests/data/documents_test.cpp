@@ -247,7 +247,7 @@ TEST_CASE("A packed file that unpacks to far more than it holds is read within t
   settings.on_error = "skip";
   std::string bomb = test::zstd("{\"text\": \"");
   const std::string filling = test::zstd(std::string(1 << 20, 'x'));
-  for (int i = 0; i < 300; ++i) bomb += filling;
+  for (int i = 0; i < 900; ++i) bomb += filling;
   bomb += test::zstd("\"}\n{\"text\": \"small\"}\n");
   settings.input = {files.write("a.jsonl.zst", bomb)};
   const int64_t before = documents_test::restart_peak_kb();
@@ -261,8 +261,8 @@ TEST_CASE("A packed file that unpacks to far more than it holds is read within t
   }
   CHECK(skipped == 1);
   CHECK(texts == std::vector<std::string>{"small"});
-  // Of the 300 MB it holds a few blocks at a time.
-  CHECK(documents_test::peak_kb() - before < 30'000);
+  // Of the 900 MB it holds a few blocks at a time; a sanitizer keeps up to 256 MB of what was freed.
+  CHECK(documents_test::peak_kb() - before < 400'000);
 }
 
 TEST_CASE("Inputs that cannot be read twice, or would be, are refused", "[documents]") {

@@ -56,7 +56,7 @@ TEST_CASE("impossible combinations are refused by key", "[config]") {
   CHECK(contains(error_of([](Config& c) { c.train.steps = -1; }),
                  "train.steps: expected a positive integer up to 1e15, got -1"));
   CHECK(contains(error_of([](Config& c) { c.prepare.format = "csv"; }),
-                 "prepare.format: expected auto | txt | jsonl, got \"csv\""));
+                 "prepare.format: expected auto | txt | jsonl | parquet, got \"csv\""));
 }
 
 TEST_CASE("boxes and steps beyond stability need allow_unstable", "[config]") {

@@ -167,6 +167,13 @@ TEST_CASE("syntax errors name line and column", "[strict_yaml]") {
   CHECK(!load_error(std::string(5000, '[')).empty());
 }
 
+TEST_CASE("what is missing at the end of a file is placed on its last line", "[strict_yaml]") {
+  CHECK(is_line_starting(load_error("data:\n  train:\n    - a.h5\n    -\n\n"),
+                         "c.yaml:4: data.train[1]: value missing"));
+  CHECK(
+      is_line_starting(load_error("run: {name: a}\nmodel: {hidden_size: 4\n"), "c.yaml:2: not valid YAML: "));
+}
+
 TEST_CASE("a wrong type names the key however deep it is", "[strict_yaml]") {
   CHECK(load_error("model:\n  osdn:\n    box: [0.5, wide]\n") ==
         "c.yaml:3: model.osdn.box[1]: expected a number of at least 0, got \"wide\"");

@@ -6,6 +6,7 @@
 #include <yaml-cpp/mark.h>
 #include <yaml-cpp/parser.h>
 
+#include <algorithm>
 #include <map>
 #include <sstream>
 #include <utility>
@@ -31,7 +32,8 @@ std::string place(const std::string& origin, int line) {
 
 class TreeBuilder : public YAML::EventHandler {
  public:
-  TreeBuilder(std::string origin, bool has_lines) : origin_(std::move(origin)), has_lines_(has_lines) {}
+  /// `num_lines`: of the text, 0 where lines mean nothing.
+  TreeBuilder(std::string origin, int num_lines) : origin_(std::move(origin)), num_lines_(num_lines) {}
 
   Node take_root() { return std::move(root_); }
 
@@ -83,7 +85,8 @@ class TreeBuilder : public YAML::EventHandler {
     bool has_key;
   };
 
-  int line_of(const YAML::Mark& mark) const { return has_lines_ ? mark.line + 1 : 0; }
+  // What is missing at the end of the text is placed behind it.
+  int line_of(const YAML::Mark& mark) const { return std::min(mark.line + 1, num_lines_); }
 
   Node make(Node::Kind kind, const YAML::Mark& mark) {
     Node node;
@@ -163,7 +166,7 @@ class TreeBuilder : public YAML::EventHandler {
   }
 
   std::string origin_;
-  bool has_lines_;
+  int num_lines_;
   int num_nodes_ = 0;
   Node root_;
   std::vector<Frame> frames_;
@@ -198,6 +201,14 @@ std::string_view line_at(std::string_view text, int line) {
   return text.substr(0, text.find('\n'));
 }
 
+/// Lines up to the last one that is not blank, at least one.
+int count_lines(std::string_view text) {
+  const size_t end = text.find_last_not_of(" \t\n");
+  if (end == std::string_view::npos) return 1;
+  const std::string_view used = text.substr(0, end);
+  return 1 + static_cast<int>(std::count(used.begin(), used.end(), '\n'));
+}
+
 bool is_indented_by_tab(std::string_view line) {
   const size_t end = line.find_first_not_of(" \t");
   return end != std::string_view::npos && line.substr(0, end).find('\t') != std::string_view::npos;
@@ -214,6 +225,8 @@ bool is_indented_by_tab(std::string_view line) {
       throw UserError("{}:{}:1: expected spaces, got a tab in the indentation (YAML allows spaces only)",
                       origin, candidate + 1);
   }
+  if (const int num_lines = count_lines(text); line >= num_lines)
+    throw UserError("{}:{}: not valid YAML: {} before the file ends", origin, num_lines, failure.msg);
   throw UserError("{}:{}:{}: not valid YAML: {}", origin, line + 1, failure.mark.column + 1, failure.msg);
 }
 
@@ -236,13 +249,14 @@ void refuse_text_after_end(std::string_view text, const std::string& origin) {
 
 Node parse_text(const std::string& text, const std::string& origin, bool has_lines) {
   std::istringstream stream(fmt::format("{}\n{}\n", text, kEndMark));
-  TreeBuilder builder(origin, has_lines);
+  const int num_lines = has_lines ? count_lines(text) : 0;
+  TreeBuilder builder(origin, num_lines);
   try {
     YAML::Parser parser(stream);
     parser.HandleNextDocument(builder);
     Node root = builder.take_root();
     root.origin = origin;  // of an empty text as well
-    TreeBuilder rest(origin, has_lines);
+    TreeBuilder rest(origin, num_lines);
     if (parser.HandleNextDocument(rest)) {
       const Node second = rest.take_root();
       throw UserError(

@@ -28,6 +28,8 @@ CLI::App* add_file_command(CLI::App& parent, const std::string& name, const std:
   command->add_option("FILE", options->file, "YAML file of a run")->required();
   command->add_option("--set", options->overrides, "Override a key: --set train.steps=100 (repeatable)")
       ->allow_extra_args(false);
+  command->add_flag("--parameters", options->parameters,
+                    "Add the number of parameters and the FLOPs of a token");
   return command;
 }
 
@@ -60,14 +62,13 @@ void add_config(CLI::App& root) {
       add_file_command(*command, "check", "Validate strictly; exit code 0 when the file is valid", options);
   check->footer("Example:\n  osdn config check configs/quickstart.yaml --set train.steps=100");
   check->callback([options] {
-    config::load(options->file, options->overrides);
-    fmt::print("{}: valid\n", options->file);
+    const config::Config config = config::load(options->file, options->overrides);
+    const std::string lines = options->parameters ? parameter_lines(config, options->file) : "";
+    fmt::print("{}: valid\n{}", options->file, lines);
   });
 
   CLI::App* print =
       add_file_command(*command, "print", "Print the effective configuration with every key", options);
-  print->add_flag("--parameters", options->parameters,
-                  "Add the number of parameters and the FLOPs of a token");
   print->footer("Example:\n  osdn config print configs/quickstart.yaml --parameters");
   print->callback([options] {
     const config::Config config = config::load(options->file, options->overrides);

@@ -17,7 +17,7 @@ TEST_CASE("wrong usage ends with code 2, help and version with 0", "[command_lin
   CHECK(run_osdn({"--help"}, folder.path()).exit_code == 0);
   CHECK(run_osdn({"--version"}, folder.path()).out.find("LibTorch 2.11.") != std::string::npos);
   for (const char* command :
-       {"train", "prepare", "tokenizer", "eval", "generate", "report", "inspect", "config"}) {
+       {"train", "prepare", "tokenizer", "eval", "generate", "report", "inspect", "config", "version"}) {
     INFO(command);
     const ProcessResult result = run_osdn({command, "--help"}, folder.path());
     CHECK(result.exit_code == 0);
@@ -54,6 +54,8 @@ TEST_CASE("config print gives a configuration that checks, with the published pa
     REQUIRE(start != std::string::npos);
     return std::stoll(result.out.substr(start + label.size()));
   };
+  CHECK(run_osdn({"config", "check", configs + "delta_net_340m.yaml", "--parameters"}, folder.path())
+            .out.find(": valid\n# parameters: 374362112\n") != std::string::npos);
   CHECK(count("delta_net_340m.yaml") == 374362112);
   CHECK(count("delta_net_1.3b.yaml") == 1365677056);
   CHECK(count("osdn_delta_net_340m.yaml") == 374362112 + 24 * 8 * 128);

@@ -24,12 +24,11 @@ struct Options {
   std::vector<std::string> prompt_files;
   std::vector<std::string> stops;
   model::GenerateOptions decoding;
-  int64_t batch = 32;
+  size_t batch = 32;
   bool json = false;
 };
 
 void print(std::string_view text) {
-  // A reader that went away or a full disk ends the work; the signal for a closed pipe ends it by itself.
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
     throw EnvironmentError("standard output: cannot write {} bytes", text.size());
 }
@@ -52,7 +51,7 @@ void generate(const Options& options) {
 
   model::GenerateOptions decoding = options.decoding;
   decoding.sampling.num_ids = tokenizer.vocab_size();
-  decoding.sampling.never = {tokenizer.pad_id()};
+  decoding.sampling.never = {tokenizer.pad_id(), tokenizer.unknown_id()};  // neither is text
   // eos ends a document and bos begins the next one: either ends a text.
   decoding.stop_tokens = {tokenizer.bos_id(), tokenizer.eos_id()};
 
@@ -60,16 +59,14 @@ void generate(const Options& options) {
   const bool streams = prompts.size() == 1 && !options.json;
   if (streams) print(prompts[0].text);
   int64_t num_new = 0;
-  const auto batch = static_cast<size_t>(options.batch);
-  for (size_t begin = 0; begin < prompts.size(); begin += batch) {
-    const size_t end = std::min(begin + batch, prompts.size());
+  for (size_t begin = 0; begin < prompts.size(); begin += options.batch) {
+    const size_t end = std::min(begin + options.batch, prompts.size());
     std::vector<TextStream> texts(end - begin, TextStream(options.stops));
     const auto on_token = [&](int64_t row, int32_t token) {
       TextStream& text = texts[static_cast<size_t>(row)];
       const auto& ends = decoding.stop_tokens;
       if (std::find(ends.begin(), ends.end(), token) != ends.end()) return false;
-      const std::string ready = text.push(tokenizer.piece_bytes(token));
-      if (streams) print(ready);
+      if (const std::string ready = text.push(tokenizer.piece_bytes(token)); streams) print(ready);
       return text.stopped();
     };
     const auto first = static_cast<std::ptrdiff_t>(begin);
@@ -79,8 +76,8 @@ void generate(const Options& options) {
                         {keys.begin() + first, keys.begin() + last}, decoding, open.device, on_token);
     for (size_t i = begin; i < end; ++i) {
       TextStream& text = texts[i - begin];
-      const model::Continuation& continuation = continuations[i - begin];
       const std::string rest = text.finish();
+      const model::Continuation& continuation = continuations[i - begin];
       num_new += static_cast<int64_t>(continuation.tokens.size());
       if (options.json) {
         const Json record = {{"index", i},

@@ -116,8 +116,13 @@ std::optional<PrepareReport> Preparation::reuse(const detail::OutputFolder& fold
   return report;
 }
 
+/// Settings, and digests of the inputs: a list of a million files is too long for every entry of a journal.
 Json Preparation::request() const {
-  return {{"configuration", configuration_}, {"inputs", detail::describe(files_)}};
+  std::string paths;
+  for (const InputFile& file : files_) paths += file.path + '\n';
+  return {{"configuration", configuration_},
+          {"paths", digest(paths).hex()},
+          {"inputs", digest(detail::describe(files_).dump()).hex()}};
 }
 
 /// The part of a request that the input read so far depends on; what was read is compared by its digest.
@@ -126,8 +131,7 @@ Json Preparation::request() const {
 Json Preparation::so_far(Json request, bool skipped) const {
   if (!skipped && request.contains("configuration"))
     for (const char* key : {"on_error", "max_record_bytes"}) request["configuration"].erase(key);
-  if (settings_.tokenizer_model && request.contains("inputs"))
-    for (Json& input : request["inputs"]) input = input.value("path", "");
+  if (settings_.tokenizer_model) request.erase("inputs");
   return request;
 }
 

@@ -172,8 +172,10 @@ void ShardWriter::Impl::continue_from(ShardPosition from) {
   const auto cut = [](const std::string& file, uint64_t size) {
     File open = File::open_for_appending(file);
     if (open.size_bytes() < size)
-      throw DataError("{}: expected at least {} bytes from an interrupted process, found {}", file, size,
-                      open.size_bytes());
+      throw DataError(
+          "{}: expected at least {} bytes from an interrupted process, found {} (remove the folder that "
+          "holds it to start over)",
+          file, size, open.size_bytes());
     open.truncate(size);
     return open;
   };

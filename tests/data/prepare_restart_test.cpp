@@ -266,8 +266,17 @@ TEST_CASE("An interrupted preparation of something else is not continued", "[pre
     const struct timespec times[2] = {before.st_atim, before.st_mtim};
     REQUIRE(::utimensat(AT_FDCWD, corpus.path("a.jsonl").c_str(), times, 0) == 0);
   }
-  SECTION("a damaged journal") {
+  SECTION("a journal without content") {
     atomic_write(settings.output + "/.prepare/journal.json", "{\"format_version\": 1}");
+  }
+  SECTION("a damaged journal") {
+    const std::string journal = read_file(settings.output + "/.prepare/journal.json");
+    atomic_write(settings.output + "/.prepare/journal.json", journal.substr(0, journal.size() / 2));
+  }
+  SECTION("a journal of the impossible") {
+    Json journal = read_json(settings.output + "/.prepare/journal.json");
+    journal["train"]["closed_shards"] = int64_t{1} << 60;
+    atomic_write(settings.output + "/.prepare/journal.json", journal.dump());
   }
   CAPTURE(changed);
   std::set<std::string> stages;

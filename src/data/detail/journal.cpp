@@ -26,6 +26,13 @@ SplitState split_from_json(const Json& json) {
   return state;
 }
 
+bool is_possible(const SplitState& state) {
+  const bool open =
+      !state.open || (state.open->tokens >= 0 && state.open->documents >= 0 &&
+                      state.open->tokens <= kMaxShardTokens && state.open->documents <= kMaxShardTokens);
+  return open && state.closed_shards >= 0 && state.closed_shards <= 100'000;
+}
+
 }  // namespace journal_detail
 
 Json Journal::to_json() const {
@@ -67,6 +74,11 @@ std::optional<Journal> Journal::from_json(const Json& json) {
   } catch (const Json::exception&) {
     return std::nullopt;
   }
+  const bool possible = journal.request.is_object() && journal.request.contains("configuration") &&
+                        journal.request.at("configuration").is_object() && journal.input.batches >= 0 &&
+                        journal_detail::is_possible(journal.train) &&
+                        journal_detail::is_possible(journal.validation);
+  if (!possible) return std::nullopt;
   return journal;
 }
 

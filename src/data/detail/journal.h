@@ -34,7 +34,7 @@ struct InputCounts {
 };
 
 struct Journal {
-  Json request;                  // settings and inputs
+  Json request;                  // settings and digests of the inputs
   std::string tokenizer_digest;  // of the staged tokenizer.model
   InputCounts input;
   SplitState train;

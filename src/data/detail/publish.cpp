@@ -69,7 +69,12 @@ void OutputFolder::discard() { publish_detail::remove_all(staging_); }
 
 Json OutputFolder::journal() const {
   const std::string path = staged(publish_detail::kJournal);
-  return std::filesystem::exists(path) ? read_json(path) : Json();
+  if (!std::filesystem::exists(path)) return {};
+  try {
+    return read_json(path);
+  } catch (const DataError&) {
+    return {};  // damaged: there is nothing to continue
+  }
 }
 
 void OutputFolder::write_journal(const Json& journal) const {

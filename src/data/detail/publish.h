@@ -26,7 +26,7 @@ class OutputFolder {
   void begin();
   /// Removes the hidden folder.
   void discard();
-  /// Of the unfinished set in the hidden folder; null without one.
+  /// Of the unfinished set in the hidden folder; null without one, or when it is damaged.
   Json journal() const;
   void write_journal(const Json& journal) const;
   /// Where to make a file.

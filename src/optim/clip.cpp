@@ -43,6 +43,11 @@ double clip_factor(double norm, double max_norm) {
   return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
 }
 
+bool is_usable_norm(double norm) {
+  constexpr double kLargestNorm = 1e19;  // squared 1e38, below the largest float of 3.4e38
+  return norm < kLargestNorm;            // false for NaN
+}
+
 std::string first_nonfinite(const ParameterArena& arena) {
   for (const ParameterArena::Slot& slot : arena.slots())
     if (slot.spec.trainable && !at::isfinite(arena.gradient(slot.spec.name)).all().item<bool>())

@@ -15,6 +15,10 @@ double gradient_norm(const ParameterArena& arena);
 /// clips.
 double clip_factor(double norm, double max_norm);
 
+/// Whether an update by a gradient of this (clipped) norm is safe: finite, and so small that AdamW's second
+/// moments, its squares in fp32, are finite too. Beyond it a weight would never move again.
+bool is_usable_norm(double norm);
+
 /// Name of the first parameter, in arena order, whose gradient is not finite; empty when all are.
 std::string first_nonfinite(const ParameterArena& arena);
 

@@ -23,6 +23,7 @@
 #include "model/lm.h"
 #include "optim/adamw.h"
 #include "optim/clip.h"
+#include "optim/decay_groups.h"
 #include "optim/parameter_arena.h"
 #include "optim/schedule.h"
 #include "tensor/device.h"
@@ -199,10 +200,16 @@ void Trainer::describe_run(const std::vector<std::string>& command_line) {
             config_.run.name, arena_->num_parameters(), decayed, config_.train.steps, plan_.global_targets,
             *config_.train.micro_batch_sequences, config_.data.sequence_length,
             config_.train.precision == config::Precision::kBfloat16 ? "bfloat16" : "float32", device_.str());
+  const optim::DecayGroups groups = optim::decay_groups(*arena_, config_.optimizer.decay_all);
+  log::info("weight decay {} on: {}", config_.optimizer.weight_decay, groups.decayed);
+  log::info("no weight decay on: {}; not trained: {}", groups.not_decayed, groups.not_trained);
 }
 
 void Trainer::count_skipped(const metrics::StepRecord& record, const std::string& culprit) {
-  const std::string where = culprit.empty() ? "the loss" : "the gradient of " + culprit;
+  // A finite gradient is skipped when its squares overflow fp32.
+  const std::string where = !culprit.empty()             ? "the gradient of " + culprit
+                            : std::isfinite(record.loss) ? "the square of the gradient"
+                                                         : "the loss";
   const std::string last_good = saved_step_ < 0
                                     ? std::string("there is no checkpoint yet")
                                     : fmt::format("the last good checkpoint is step {}", saved_step_);
@@ -227,7 +234,7 @@ void Trainer::update_weights(metrics::StepRecord& record) {
   record.learning_rate = optim::learning_rate(config_.optimizer, config_.train.steps, record.step);
   const double factor = optim::clip_factor(record.grad_norm, config_.optimizer.clip_norm);
   record.clipped = factor < 1.0;
-  record.skipped = !std::isfinite(record.grad_norm) || !std::isfinite(record.loss);
+  record.skipped = !optim::is_usable_norm(record.grad_norm * factor) || !std::isfinite(record.loss);
   if (record.skipped) {
     count_skipped(record, optim::first_nonfinite(*arena_));
     return;

@@ -33,6 +33,16 @@ TEST_CASE("the factor brings a long gradient to the limit and leaves a short one
   CHECK(clip_factor(4.0, 0.0) == 1.0);
 }
 
+TEST_CASE("a norm is usable when its square fits fp32, so 1e30 is clipped or skipped but never applied",
+          "[clip]") {
+  CHECK(is_usable_norm(1e30 * clip_factor(1e30, 1.0)));
+  CHECK(is_usable_norm(0));
+  for (const double norm : {1e30, HUGE_VAL, std::nan("")}) {
+    CHECK_FALSE(is_usable_norm(norm * clip_factor(norm, 0)));
+  }
+  CHECK_FALSE(is_usable_norm(HUGE_VAL * clip_factor(HUGE_VAL, 1.0)));
+}
+
 TEST_CASE("a NaN or infinity is found by parameter name", "[clip]") {
   ParameterArena arena(
       {{.name = "first", .shape = {3}, .group = 0}, {.name = "second", .shape = {3}, .group = 1}}, {});

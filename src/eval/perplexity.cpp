@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "eval/windows.h"
-#include "ops/linear_cross_entropy.h"
 #include "tensor/torch.h"
 
 namespace osdn::eval {
@@ -57,7 +56,7 @@ struct Perplexity::Impl {
 
   std::vector<perplexity_detail::Waiting> waiting;
   std::vector<int64_t> inputs;         // [N] tokens of the waiting windows
-  std::vector<int64_t> targets;        // [N] kIgnoreTarget where the target is only context
+  std::vector<int64_t> targets;        // [N] the token after each
   std::vector<int64_t> offsets = {0};  // [waiting + 1]
 
   std::vector<double> losses(int64_t begin, int64_t end, ops::SequencesPtr sequences,
@@ -109,7 +108,7 @@ void Perplexity::Impl::count(const perplexity_detail::Waiting& item, int64_t tar
 void Perplexity::Impl::append(const EvalDocument& document, const Window& window) {
   for (int64_t i = window.begin; i < window.end; ++i) {
     inputs.push_back(document.tokens[static_cast<size_t>(i)]);
-    targets.push_back(i < window.first ? ops::kIgnoreTarget : document.tokens[static_cast<size_t>(i) + 1]);
+    targets.push_back(document.tokens[static_cast<size_t>(i) + 1]);
   }
   offsets.push_back(static_cast<int64_t>(inputs.size()));
   waiting.push_back({.document = result.documents.size() - 1, .window = window});

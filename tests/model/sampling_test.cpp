@@ -51,22 +51,22 @@ TEST_CASE("top-k and top-p keep the likeliest tokens and their proportions", "[s
 
 TEST_CASE("a nucleus of many tokens is the same as by sorting all of them", "[sampling]") {
   at::manual_seed(3);
-  const at::Tensor logits = at::randn({5000});
-  const std::vector<float> values(logits.data_ptr<float>(), logits.data_ptr<float>() + 5000);
+  const at::Tensor logits = at::randn({1000});
+  const std::vector<float> values(logits.data_ptr<float>(), logits.data_ptr<float>() + 1000);
   const auto [p, order] = logits.to(at::kDouble).softmax(0).sort(0, /*descending=*/true);
   const at::Tensor before = p.cumsum(0) - p;
-  std::vector<bool> kept(5000);
-  for (int64_t i = 0; i < 5000; ++i) kept[order[i].item<int64_t>()] = before[i].item<double>() < 0.8;
-  std::vector<bool> drawn(5000);
-  for (int64_t i = 0; i < 20000; ++i) drawn[draw({.top_p = 0.8}, i, values)] = true;
+  std::vector<bool> kept(1000);
+  for (int64_t i = 0; i < 1000; ++i) kept[order[i].item<int64_t>()] = before[i].item<double>() < 0.8;
+  std::vector<bool> drawn(1000);
+  for (int64_t i = 0; i < 4000; ++i) drawn[draw({.top_p = 0.8}, i, values)] = true;
   int64_t outside = 0;
   int64_t inside = 0;
-  for (size_t i = 0; i < 5000; ++i) {
+  for (size_t i = 0; i < 1000; ++i) {
     if (drawn[i] && !kept[i]) ++outside;
     if (drawn[i] && kept[i]) ++inside;
   }
   CHECK(outside == 0);
-  CHECK(inside > 1000);
+  CHECK(inside > 200);
 }
 
 TEST_CASE("temperature 0 takes the likeliest token, of equal ones the lowest id", "[sampling]") {

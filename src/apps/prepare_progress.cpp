@@ -30,7 +30,7 @@ std::function<void(const data::PrepareProgress&)> show_prepare_progress() {
         log::info("{}", report.stage);  // of unknown length
       } else {
         shown->progress = std::make_unique<metrics::Progress>(
-            report.stage, (report.bytes_total + kUnitBytes - 1) / kUnitBytes,
+            report.stage + ", MB", (report.bytes_total + kUnitBytes - 1) / kUnitBytes,
             report.bytes_before / kUnitBytes);
       }
     }

@@ -43,7 +43,7 @@ Tokenizer train_on_inputs(const config::Prepare& settings, const PrepareOptions&
                  sample.add(std::move(stretches.list));
                  reading.add(stretches.input_bytes);
                });
-  detail::StageProgress(options.progress, "training the tokenizer", 0).add(0);
+  const detail::StageProgress training(options.progress, "training the tokenizer", 0);
   return train_tokenizer(sample, settings.tokenizer);
 }
 

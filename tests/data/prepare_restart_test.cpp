@@ -130,7 +130,7 @@ TEST_CASE("Interrupted preparations continue with equal bytes, whatever the numb
   config::Prepare settings = whole.corpus.settings("interrupted");
   std::map<std::string, prepare_restart_test::Identity> finished;
   int64_t workers = 0;
-  for (const int64_t bytes : {1, 1'000'000, 2'000'000, 2'500'000}) {
+  for (const int64_t bytes : {1, 1'500'000, 2'000'000, 2'500'000}) {
     settings.workers = ++workers;
     std::set<std::string> stages;
     CHECK_THROWS_AS(prepare(settings, prepare_restart_test::until(bytes, &stages)),
@@ -158,7 +158,7 @@ TEST_CASE("Interrupted preparations continue with equal bytes, whatever the numb
   };
   const PrepareReport report = prepare(settings, options);
   CHECK(bytes_before >= 2'500'000);  // not encoded again
-  CHECK(first_bytes > bytes_before);
+  CHECK(first_bytes == bytes_before);
   CHECK((prepare_restart_test::contents(settings.output) == whole.files));
   for (const auto& [name, identity] : finished) {
     CAPTURE(name);

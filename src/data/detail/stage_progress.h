@@ -31,7 +31,9 @@ class StageProgress {
         state_{.stage = std::move(stage),
                .bytes_done = bytes_before,
                .bytes_before = bytes_before,
-               .bytes_total = bytes_total} {}
+               .bytes_total = bytes_total} {
+    if (report_) report_(state_);  // now, so that rates count from here
+  }
 
   void add(int64_t bytes) {
     state_.bytes_done += bytes;

@@ -110,7 +110,7 @@ version=$(env -i PATH=/usr/bin:/bin LIBTORCH_ROOT="$libtorch" "$stage/content/bi
   printf '{\n'
   say_json program "$(sed -n 's/ (commit.*//p' <<<"$version")"
   say_json commit "$(sed -n 's/.*(commit \(.*\)).*/\1/p' <<<"$version")"
-  say_json compiler "$(sed -n 's/^compiler /g++ /p' <<<"$version")"
+  say_json compiler "$(sed -n 's/^compiler \([0-9]\)/g++ \1/p;s/^compiler \([^0-9]\)/\1/p' <<<"$version")"
   say_json libtorch "$(sed -n 's/^LibTorch //p' <<<"$version")"
   say_json cuda "$(sed -n 's/^set(CMAKE_CUDA_COMPILER_VERSION "\(.*\)")/\1/p' "$build"/CMakeFiles/*/CMakeCUDACompiler.cmake 2>/dev/null | grep . || echo none)"
   say_json built_on "$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release)"

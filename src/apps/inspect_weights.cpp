@@ -25,12 +25,21 @@ int64_t num_elements(const checkpoint::TensorList& tensors) {
   return count;
 }
 
+/// As safetensors headers name it.
+std::string dtype_name(at::ScalarType type) {
+  if (type == at::kFloat) return "F32";
+  if (type == at::kBFloat16) return "BF16";
+  if (type == at::kHalf) return "F16";
+  if (type == at::kDouble) return "F64";
+  return c10::toString(type);
+}
+
 std::string dtypes(const checkpoint::TensorList& tensors) {
   std::map<std::string, int64_t> counts;
-  for (const auto& [name, tensor] : tensors) ++counts[c10::toString(tensor.scalar_type())];
+  for (const auto& [name, tensor] : tensors) ++counts[dtype_name(tensor.scalar_type())];
   std::string text;
   for (const auto& [name, count] : counts)
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, name);
+    text += fmt::format("{}{} of {}", text.empty() ? "" : ", ", count, name);
   return text;
 }
 
@@ -106,8 +115,8 @@ void inspect_safetensors(const std::string& path, std::vector<Finding>* findings
     finding.facts["elements"] = inspect_weights_detail::num_elements(file.tensors);
     Json& listing = finding.facts["listing"] = Json::object();
     for (const auto& [name, tensor] : file.tensors)
-      listing[name] =
-          fmt::format("{} {}", c10::toString(tensor.scalar_type()), Json(tensor.sizes().vec()).dump());
+      listing[name] = fmt::format("{} {}", inspect_weights_detail::dtype_name(tensor.scalar_type()),
+                                  Json(tensor.sizes().vec()).dump());
     inspect_weights_detail::check_finite(path, file.tensors, &finding);
     finding.remarks.emplace_back("no digest to compare with: those of a checkpoint are in its manifest.json");
   } catch (const DataError& failure) {

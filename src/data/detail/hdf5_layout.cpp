@@ -55,7 +55,7 @@ void Hdf5File::parse_layout(const Message& message, Hdf5Dataset* dataset) const 
   if (dataset->chunk_elements == 0 || chunk_bytes > hdf5_layout_detail::kMaxExpansion * size_bytes_)
     damaged(fmt::format("chunks of {} bytes in a file of {}", chunk_bytes, size_bytes_));
   if (!std::all_of(dataset->filters.begin(), dataset->filters.end(), hdf5_layout_detail::is_known))
-    return;  // the caller refuses it, with the filter's name
+    return;                                    // the caller refuses it, with the filter's name
   constexpr uint64_t kNoIndex = ~uint64_t{0};  // of a dataset that nothing was written to
   if (total > 0 && index != kNoIndex) read_chunk_index(index, dataset);
   check_chunks(dataset);

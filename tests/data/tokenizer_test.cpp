@@ -81,7 +81,7 @@ size_t peak_memory_bytes() {
 /// Texts of more than one part of 64 KB: prose, code, runs, texts without spaces and of other scripts,
 /// random ones.
 std::vector<std::pair<std::string, std::string>> long_texts() {
-  constexpr size_t kBytes = 100'000;
+  constexpr size_t kBytes = 70'000;
   const std::string prose = corpus_text(80).substr(0, kBytes);
   std::string dense;
   for (const char character : prose)

@@ -1,6 +1,7 @@
 #include "base/json.h"
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 
@@ -40,4 +41,16 @@ TEST_CASE("what is not JSON is refused with path and position", "[json]") {
     CHECK(message.find("column") != std::string::npos);
   }
   CHECK_THROWS_AS(osdn::read_json(directory.path() + "/absent"), osdn::EnvironmentError);
+}
+
+TEST_CASE("whole numbers are taken as they are, everything else is refused", "[json]") {
+  CHECK(osdn::json_integer(osdn::Json::parse("7")) == 7);
+  CHECK(osdn::json_integer(osdn::Json::parse("-9223372036854775808")) == INT64_MIN);
+  CHECK(osdn::json_integer(osdn::Json::parse("9223372036854775807")) == INT64_MAX);
+  for (const char* text :
+       {"9223372036854775808", "1e99", "1.0", "-1e300", "\"7\"", "null", "true", "[7]", "{}"}) {
+    INFO(text);
+    CHECK_FALSE(osdn::is_json_integer(osdn::Json::parse(text)));
+    CHECK_THROWS_AS(osdn::json_integer(osdn::Json::parse(text)), osdn::Json::exception);
+  }
 }

@@ -1,5 +1,5 @@
-// The sequential part of the preconditioner scan (docs/ops/precond_scan.md): one d a (sequence, value head),
-// token after token. What does not depend on d is computed by the caller for all tokens at once. fp32.
+// The preconditioner scan (docs/ops/precond_scan.md, eq. 1-12): one d a (sequence, value head), token after
+// token, one warp each. Keys in bf16 or fp32, everything else in fp32.
 #pragma once
 
 #include <cstdint>
@@ -8,52 +8,81 @@ struct CUstream_st;
 
 namespace osdn::kernels {
 
-// N: packed tokens; S: sequences; HV: value heads; K: key size, at most kPrecondScanMaxKeySize. Token i of
-// the packed order lies in row rows[i] of every [N, ...] array. All pointers are device memory, all arrays
-// contiguous.
+// N: packed tokens; S: sequences; H: key heads; HV: value heads, a multiple of H; K: key size. All pointers
+// are device memory, arrays without strides contiguous. A lane holds P = precond_scan_channels(K)
+// neighbouring channels.
 
 inline constexpr int kPrecondScanMaxKeySize = 256;
 
-struct PrecondScanShape {
-  const int64_t* offsets = nullptr;  // [S + 1] sequence bounds in packed tokens
-  const int64_t* rows = nullptr;     // [N]
-  int64_t num_sequences = 0;
-  int num_heads = 0;  // HV
-  int key_size = 0;   // K
+/// 1, 2, 4 or 8: the fewest channels a lane with which a warp holds K. K must be a multiple of it.
+constexpr int precond_scan_channels(int64_t key_size) {
+  return key_size <= 32 ? 1 : key_size <= 64 ? 2 : key_size <= 128 ? 4 : 8;
+}
+
+/// [N, heads, K] bf16 or fp32; the last dimension is contiguous, data and strides are aligned to P numbers.
+struct PrecondScanRows {
+  const void* data = nullptr;
+  int64_t token_stride = 0;  // in numbers
+  int64_t head_stride = 0;
+};
+
+/// What both passes read.
+struct PrecondScanInputs {
+  const int64_t* offsets = nullptr;  // [S + 1] sequence bounds in tokens
+  const int64_t* order = nullptr;    // [S] sequences by falling length
+  int64_t num_tokens = 0;            // N
+  int64_t num_sequences = 0;         // S
+  int num_key_heads = 0;             // H
+  int num_value_heads = 0;           // HV
+  int key_size = 0;                  // K
+  bool bf16 = false;                 // keys, write keys and their gradients are bf16, else fp32
+  PrecondScanRows k;                 // [N, H, K] as given, before normalisation
+  const float* beta = nullptr;       // [N, HV]
+  const float* retention = nullptr;  // [N, HV], or [N, HV, K] with channel_retention; null: 1
+  float step_size = 0;
+  float box_min = 0;
+  float box_max = 0;
+  bool beta_aware = true;
+  bool divide_by_key_norm = false;
+  bool channel_retention = false;
+  bool anchored = false;
+  bool normalize = true;  // k, eps 1e-6 inside the root; the unit key is rounded to the keys' type
+};
+
+/// Of a token and value head: the step is gain - feedback * s.
+struct alignas(16) PrecondScanCoefficients {
+  float rstd;  // of the key; 1 without normalisation
+  float gain;
+  float feedback;
+  float plain;  // <1, x>
 };
 
 struct PrecondScanForwardArgs {
-  PrecondScanShape shape;
-  const float* key = nullptr;        // [N, HV, K] normalised
-  const float* gain = nullptr;       // [N, HV] the step is gain - feedback * s
-  const float* feedback = nullptr;   // [N, HV]
-  const float* retention = nullptr;  // [N, HV], or [N, HV, K] with channel_retention; null: 1
-  const float* initial = nullptr;    // [S, HV, K] first d of each sequence
-  float* d = nullptr;                // [N, HV, K] written: d used at each token
-  float* s = nullptr;                // [N, HV] written: <d, key^2>
-  bool* inside = nullptr;            // [N, HV, K] written: the clip was inactive
-  float* final_d = nullptr;          // [S, HV, K] written
-  float box_min = 0;
-  float box_max = 0;
-  bool channel_retention = false;
-  bool anchored = false;
+  PrecondScanInputs in;
+  const float* initial = nullptr;  // [S, HV, K], or [HV, K] with shared_initial
+  bool shared_initial = false;
+  PrecondScanCoefficients* coefficients = nullptr;  // [N, HV] written
+  void* write_key = nullptr;                        // [N, HV, K] written
+  float* s = nullptr;                               // [N, HV] written: <d, x>
+  float* d = nullptr;        // [N, HV, K] written: d used at each token; null: not kept
+  float* final_d = nullptr;  // [S, HV, K] written
 };
 
 struct PrecondScanBackwardArgs {
-  PrecondScanShape shape;
-  const float* key = nullptr;            // [N, HV, K]
-  const float* feedback = nullptr;       // [N, HV]
-  const float* retention = nullptr;      // as in forward
-  const bool* inside = nullptr;          // [N, HV, K] as forward wrote it
-  const float* through_write = nullptr;  // [N, HV, K] gradient of d from its write key
-  const float* d_final = nullptr;        // [S, HV, K] gradient of final_d
-  float* lambda = nullptr;               // [N, HV, K] written: gradient of the next d before its clip
-  float* along = nullptr;                // [N, HV] written: <lambda, key^2>
-  float* d_initial = nullptr;            // [S, HV, K] written
-  bool channel_retention = false;
+  PrecondScanInputs in;
+  const PrecondScanCoefficients* coefficients = nullptr;  // [N, HV] as forward wrote it
+  const float* s = nullptr;                               // [N, HV] as forward wrote it
+  const float* d = nullptr;                               // [N, HV, K] as forward wrote it
+  PrecondScanRows d_write_key;                            // [N, HV, K]; data null: zeros
+  const float* d_final = nullptr;                         // [S, HV, K]; null: zeros
+  bool detach = false;                                    // no gradient through d: only d_k is written
+  void* d_k = nullptr;                                    // [N, HV, K] written: of k as given, by value head
+  float* d_beta = nullptr;                                // [N, HV] written
+  float* d_retention = nullptr;                           // as retention, written when there is one
+  float* d_initial = nullptr;                             // [S, HV, K] written: of every sequence's first d
 };
 
-/// Queue the scan on `stream`. No allocation, no synchronisation, the same bits every time. Throw
+/// Queue the pass on `stream`. No allocation, no synchronisation, the same bits every time. Throw
 /// InternalError for a key size out of range, CudaError when the launch fails, EnvironmentError in a build
 /// without CUDA.
 void launch(const PrecondScanForwardArgs& args, CUstream_st* stream);

@@ -81,30 +81,32 @@ struct Settings : torch::CustomClassHolder {
 };
 using SettingsPtr = c10::intrusive_ptr<Settings>;
 
-struct NormalizedProblem {
+struct PreparedProblem {
   Problem problem;
-  at::Tensor q_rstd;  // [N, H, 1], undefined without normalisation
+  at::Tensor q_rstd;  // [N, H, 1], undefined without normalisation and where the kernels normalise
   at::Tensor k_rstd;  // [N, H, 1]
 };
 
 // `tensors`: q, k, v, beta, write_key, log_decay, initial_state
-NormalizedProblem normalized(const torch::autograd::variable_list& tensors, const Settings& settings) {
-  NormalizedProblem result{.problem = {.q = tensors[0],
-                                       .k = tensors[1],
-                                       .v = tensors[2],
-                                       .beta = tensors[3],
-                                       .write_key = tensors[4],
-                                       .log_decay = tensors[5],
-                                       .initial_state = tensors[6],
-                                       .sequences = settings.sequences,
-                                       .scale = settings.scale},
-                           .q_rstd = {},
-                           .k_rstd = {}};
-  if (!settings.l2_normalize) return result;
+PreparedProblem prepared(const torch::autograd::variable_list& tensors, const Settings& settings) {
+  PreparedProblem result{.problem = {.q = tensors[0],
+                                     .k = tensors[1],
+                                     .v = tensors[2],
+                                     .beta = tensors[3],
+                                     .write_key = tensors[4],
+                                     .log_decay = tensors[5],
+                                     .initial_state = tensors[6],
+                                     .sequences = settings.sequences,
+                                     .scale = settings.scale,
+                                     .normalize = settings.l2_normalize},
+                         .q_rstd = {},
+                         .k_rstd = {}};
+  if (!settings.l2_normalize || result.problem.on_kernel_path()) return result;
   const L2NormForward q = l2_norm_forward(tensors[0]);
   const L2NormForward k = l2_norm_forward(tensors[1]);
   result.problem.q = q.y;
   result.problem.k = k.y;
+  result.problem.normalize = false;
   result.q_rstd = q.rstd;
   result.k_rstd = k.rstd;
   return result;
@@ -123,12 +125,15 @@ class DeltaRuleFunction : public torch::autograd::Function<DeltaRuleFunction> {
     const at::Tensor none;
     const torch::autograd::variable_list inputs = {
         q, k, v, beta, write_key.value_or(none), log_decay.value_or(none), initial_state.value_or(none)};
-    const NormalizedProblem given = normalized(inputs, *settings);
-    const auto run = given.problem.on_cpu_path() ? forward_cpu : forward_aten;
-    const Forward result = run(given.problem, settings->keep);
+    const Problem problem = prepared(inputs, *settings).problem;
+    const auto run = problem.on_kernel_path() ? forward_kernel
+                     : problem.on_cpu_path()  ? forward_cpu
+                                              : forward_aten;
+    const Forward result = run(problem, settings->keep);
     ctx->set_materialize_grads(false);
     torch::autograd::variable_list saved = inputs;
-    saved.insert(saved.end(), {result.inverse, result.error, result.states});
+    saved.insert(saved.end(), {result.inverse, result.error, result.states, result.q_rstd, result.k_rstd,
+                               result.inverse_scale, result.pairs});
     ctx->save_for_backward(saved);
     ctx->saved_data["settings"] = at::IValue::make_capsule(settings);
     return {result.o, result.final_state};
@@ -139,10 +144,19 @@ class DeltaRuleFunction : public torch::autograd::Function<DeltaRuleFunction> {
     if (!upstream[0].defined() && !upstream[1].defined()) return torch::autograd::variable_list(8);
     const auto saved = ctx->get_saved_variables();
     const c10::intrusive_ptr<torch::CustomClassHolder> capsule = ctx->saved_data["settings"].toCapsule();
-    const NormalizedProblem given = normalized(saved, static_cast<const Settings&>(*capsule));
-    const Forward kept{
-        .o = {}, .final_state = {}, .inverse = saved[7], .error = saved[8], .states = saved[9]};
-    const auto run = given.problem.on_cpu_path() ? backward_cpu : backward_aten;
+    const PreparedProblem given = prepared(saved, static_cast<const Settings&>(*capsule));
+    const Forward kept{.o = {},
+                       .final_state = {},
+                       .inverse = saved[7],
+                       .error = saved[8],
+                       .states = saved[9],
+                       .q_rstd = saved[10],
+                       .k_rstd = saved[11],
+                       .inverse_scale = saved[12],
+                       .pairs = saved[13]};
+    const auto run = given.problem.on_kernel_path() ? backward_kernel
+                     : given.problem.on_cpu_path()  ? backward_cpu
+                                                    : backward_aten;
     const Gradients grads = run(given.problem, kept, upstream[0], upstream[1]);
     const at::ScalarType type = saved[0].scalar_type();
     const auto through_norm = [type](const at::Tensor& d_y, const at::Tensor& y, const at::Tensor& rstd) {

@@ -58,15 +58,16 @@ using SettingsPtr = c10::intrusive_ptr<Settings>;
 struct NormalizedProblem {
   Problem problem;
   at::Tensor unit;  // [N, H, K] the normalised key in the activation dtype
-  at::Tensor rstd;  // [N, H, 1], undefined without normalisation
+  at::Tensor rstd;  // [N, H, 1], undefined without normalisation and where the kernels normalise
 };
 
 // `tensors`: k, beta, retention, d0 [HV, K], carried
 NormalizedProblem normalized(const torch::autograd::variable_list& tensors, const Settings& settings) {
   const at::ScalarType wide = accumulation_type(tensors[0].scalar_type());
   NormalizedProblem result;
+  const bool in_kernel = Problem::on_kernel_path(tensors[0]);
   result.unit = tensors[0];
-  if (settings.options.l2_normalize) {
+  if (settings.options.l2_normalize && !in_kernel) {
     const L2NormForward norm = l2_norm_forward(tensors[0]);
     result.unit = norm.y;
     result.rstd = norm.rstd;
@@ -77,7 +78,7 @@ NormalizedProblem normalized(const torch::autograd::variable_list& tensors, cons
     if (settings.options.clamp_initial)
       initial = initial.clamp(settings.options.box_min, settings.options.box_max);
   }
-  result.problem = {.k = result.unit.to(wide).contiguous(),
+  result.problem = {.k = in_kernel ? tensors[0] : result.unit.to(wide).contiguous(),
                     .beta = tensors[1].contiguous(),
                     .retention = tensors[2].defined() ? tensors[2].contiguous() : tensors[2],
                     .initial = initial.contiguous(),
@@ -100,7 +101,7 @@ class PrecondScanFunction : public torch::autograd::Function<PrecondScanFunction
     torch::autograd::variable_list saved = {k, beta, retention.value_or(none), initial_scale,
                                             carried.value_or(none)};
     const NormalizedProblem given = normalized(saved, *settings);
-    const auto run = k.is_cpu() ? forward_cpu : forward_aten;
+    const auto run = Problem::on_kernel_path(k) ? forward_kernel : k.is_cpu() ? forward_cpu : forward_aten;
     const Forward result = run(given.problem, settings->keep, settings->collect_statistics);
     ctx->set_materialize_grads(false);
     saved.insert(saved.end(), result.kept.begin(), result.kept.end());
@@ -121,7 +122,9 @@ class PrecondScanFunction : public torch::autograd::Function<PrecondScanFunction
     const c10::intrusive_ptr<torch::CustomClassHolder> capsule = ctx->saved_data["settings"].toCapsule();
     const auto& settings = static_cast<const Settings&>(*capsule);
     const NormalizedProblem given = normalized(saved, settings);
-    const auto run = saved[0].is_cpu() ? backward_cpu : backward_aten;
+    const auto run = Problem::on_kernel_path(saved[0]) ? backward_kernel
+                     : saved[0].is_cpu()               ? backward_cpu
+                                                       : backward_aten;
     const Gradients grads = run(given.problem, {saved.begin() + 5, saved.end()}, upstream[0], upstream[1]);
     torch::autograd::variable_list result(7);
     result[0] = given.rstd.defined() ? l2_norm_backward(grads.k, given.unit, given.rstd)

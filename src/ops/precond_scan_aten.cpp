@@ -1,11 +1,8 @@
-// The preconditioner scan of CUDA (docs/ops/precond_scan.md, eq. 1-12). What does not depend on d is computed
-// for all tokens at once in ATen; the scan itself runs in kernels/precond_scan.h, or, in float64 and for keys
-// wider than the kernel takes, token by token in ATen with all sequences advancing together in the time-major
-// order.
-#include "kernels/precond_scan.h"
+// The preconditioner scan in ATen (docs/ops/precond_scan.md, eq. 1-12), for what the kernels of a device do
+// not take: float64, and key sizes beyond theirs. What does not depend on d is computed for all tokens at
+// once; the scan goes token by token with all sequences advancing together in the time-major order.
 #include "ops/detail/precond_scan.h"
 #include "ops/detail/residual_terms.h"
-#include "tensor/device.h"
 #include "tensor/torch.h"
 
 namespace osdn::ops::precond_scan_detail {
@@ -58,18 +55,6 @@ void dot_out(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   at::bmm_out(flat, a.view({pairs, 1, K}), b.view({pairs, K, 1}));
 }
 
-bool has_kernel(const InOrder& in) {
-  return in.key.is_cuda() && in.key.scalar_type() == at::kFloat && in.K <= kernels::kPrecondScanMaxKeySize;
-}
-
-kernels::PrecondScanShape kernel_shape(const Problem& problem, const InOrder& in) {
-  return {.offsets = problem.sequences->offsets().data_ptr<int64_t>(),
-          .rows = in.table.scatter.data_ptr<int64_t>(),
-          .num_sequences = problem.sequences->num_sequences(),
-          .num_heads = static_cast<int>(in.HV),
-          .key_size = static_cast<int>(in.K)};
-}
-
 at::Tensor first_d(const Problem& problem) {  // [S, HV, K] in the order of the sequences
   return problem.initial.dim() == 3 ? problem.initial
                                     : problem.initial.expand({problem.sequences->num_sequences(), -1, -1});
@@ -83,33 +68,7 @@ struct Scanned {
   at::Tensor final_d;  // [S, HV, K]
 };
 
-Scanned scan_in_kernel(const Problem& problem, const InOrder& in) {
-  const at::Tensor gain = in.gain();
-  const at::Tensor feedback = in.feedback();
-  const at::Tensor initial = first_d(problem).contiguous();
-  Scanned out{.d = at::empty_like(in.key),
-              .inside = at::empty(in.key.sizes(), in.key.options().dtype(at::kBool)),
-              .s = at::empty_like(in.beta),
-              .final_d = at::empty_like(initial)};
-  kernels::launch({.shape = kernel_shape(problem, in),
-                   .key = in.key.data_ptr<float>(),
-                   .gain = gain.data_ptr<float>(),
-                   .feedback = feedback.data_ptr<float>(),
-                   .retention = in.retention.defined() ? in.retention.data_ptr<float>() : nullptr,
-                   .initial = initial.data_ptr<float>(),
-                   .d = out.d.data_ptr<float>(),
-                   .s = out.s.data_ptr<float>(),
-                   .inside = out.inside.data_ptr<bool>(),
-                   .final_d = out.final_d.data_ptr<float>(),
-                   .box_min = static_cast<float>(problem.options.box_min),
-                   .box_max = static_cast<float>(problem.options.box_max),
-                   .channel_retention = problem.channel_retention(),
-                   .anchored = problem.options.anchored},
-                  current_stream());
-  return out;
-}
-
-Scanned scan_in_aten(const Problem& problem, const InOrder& in) {
+Scanned scan(const Problem& problem, const InOrder& in) {
   const PrecondScanOptions& options = problem.options;
   const at::Tensor gain = in.gain();
   const at::Tensor feedback = in.feedback();
@@ -165,29 +124,8 @@ struct ScannedBack {
   at::Tensor initial;  // [S, HV, K] gradient of the first d
 };
 
-ScannedBack scan_back_in_kernel(const Problem& problem, const InOrder& in, const at::Tensor& inside,
-                                const at::Tensor& through_write, const at::Tensor& d_final) {
-  const at::Tensor feedback = in.feedback();
-  const at::Tensor last = d_final.contiguous();
-  ScannedBack out{
-      .lambda = at::empty_like(in.key), .along = at::empty_like(in.beta), .initial = at::empty_like(last)};
-  kernels::launch({.shape = kernel_shape(problem, in),
-                   .key = in.key.data_ptr<float>(),
-                   .feedback = feedback.data_ptr<float>(),
-                   .retention = in.retention.defined() ? in.retention.data_ptr<float>() : nullptr,
-                   .inside = inside.data_ptr<bool>(),
-                   .through_write = through_write.data_ptr<float>(),
-                   .d_final = last.data_ptr<float>(),
-                   .lambda = out.lambda.data_ptr<float>(),
-                   .along = out.along.data_ptr<float>(),
-                   .d_initial = out.initial.data_ptr<float>(),
-                   .channel_retention = problem.channel_retention()},
-                  current_stream());
-  return out;
-}
-
-ScannedBack scan_back_in_aten(const Problem& problem, const InOrder& in, const at::Tensor& inside,
-                              const at::Tensor& through_write, const at::Tensor& d_final) {
+ScannedBack scan_back(const Problem& problem, const InOrder& in, const at::Tensor& inside,
+                      const at::Tensor& through_write, const at::Tensor& d_final) {
   const at::Tensor feedback = in.feedback();  // [N, HV, 1]
   const at::Tensor open = inside.to(in.key.scalar_type());
   const at::Tensor lambda = at::empty_like(in.key);
@@ -219,7 +157,7 @@ ScannedBack scan_back_in_aten(const Problem& problem, const InOrder& in, const a
 Forward forward_aten(const Problem& problem, bool keep, bool collect_statistics) {
   const InOrder in(problem);
   const PrecondScanOptions& options = problem.options;
-  const Scanned scanned = has_kernel(in) ? scan_in_kernel(problem, in) : scan_in_aten(problem, in);
+  const Scanned scanned = scan(problem, in);
   Forward out;
   out.write_key = in.tokens(scanned.d * in.key);
   out.final_d = scanned.final_d;
@@ -254,8 +192,7 @@ Gradients backward_aten(const Problem& problem, const std::vector<at::Tensor>& k
   const at::Tensor last =                        // [S, HV, K]
       d_final.defined() ? d_final.to(d.scalar_type())
                         : at::zeros({problem.sequences->num_sequences(), in.HV, in.K}, d.options());
-  const ScannedBack back = has_kernel(in) ? scan_back_in_kernel(problem, in, kept[1], through_write, last)
-                                          : scan_back_in_aten(problem, in, kept[1], through_write, last);
+  const ScannedBack back = scan_back(problem, in, kept[1], through_write, last);
   const at::Tensor& lambda = back.lambda;
   const at::Tensor& along = back.along;
   const at::Tensor s = (d * in.x).sum(-1, true);                           // [N, HV, 1]

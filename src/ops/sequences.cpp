@@ -80,4 +80,23 @@ const ChunkTable& Sequences::chunks(int64_t chunk_size) const {
   return *table;
 }
 
+const ChunkList& Sequences::chunk_list(int64_t chunk_size) const {
+  OSDN_ASSERT(chunk_size > 0, "chunk size {}", chunk_size);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_ptr<ChunkList>& list = lists_[chunk_size];
+  if (list) return *list;
+  std::vector<int64_t> offsets = {0};
+  std::vector<int64_t> sequences;
+  for (size_t s = 0; s + 1 < host_.size(); ++s) {
+    const int64_t chunks = (host_[s + 1] - host_[s] + chunk_size - 1) / chunk_size;
+    sequences.insert(sequences.end(), static_cast<size_t>(chunks), static_cast<int64_t>(s));
+    offsets.push_back(offsets.back() + chunks);
+  }
+  const at::Device device = device_offsets_.device();
+  list = std::make_unique<ChunkList>(ChunkList{.offsets = index_tensor(offsets, device),
+                                               .sequences = index_tensor(sequences, device),
+                                               .num_chunks = offsets.back()});
+  return *list;
+}
+
 }  // namespace osdn::ops

@@ -26,6 +26,13 @@ struct ChunkTable {
   std::vector<int64_t> step_begin;  // [steps + 1]
 };
 
+/// The same chunks sequence after sequence, for kernels that find a chunk's tokens themselves.
+struct ChunkList {
+  at::Tensor offsets;    // [S + 1] int64: first chunk of each sequence
+  at::Tensor sequences;  // [M] int64: sequence of each chunk
+  int64_t num_chunks = 0;
+};
+
 class Sequences {
  public:
   /// `offsets`: S + 1 ascending values, first 0; equal neighbours are empty sequences. Throws UserError
@@ -48,6 +55,8 @@ class Sequences {
   /// The table for a chunk length; made at the first request, then shared. chunk_size 1 gives the
   /// token-by-token order.
   const ChunkTable& chunks(int64_t chunk_size) const;
+  /// Likewise shared.
+  const ChunkList& chunk_list(int64_t chunk_size) const;
 
  private:
   Sequences(std::vector<int64_t> offsets, at::Device device);
@@ -59,6 +68,7 @@ class Sequences {
   at::Tensor inverse_order_;
   mutable std::mutex mutex_;
   mutable std::map<int64_t, std::unique_ptr<ChunkTable>> tables_;
+  mutable std::map<int64_t, std::unique_ptr<ChunkList>> lists_;
 };
 
 using SequencesPtr = std::shared_ptr<const Sequences>;

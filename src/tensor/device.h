@@ -20,6 +20,9 @@ std::string no_gpu_reason();
 /// Name, total memory and compute capability of the current GPU, e.g. "NVIDIA H200, 139.8 GiB, sm_90".
 std::string gpu_description();
 
+/// 10 * major + minor of the current GPU's compute capability, e.g. 90; 0 without one.
+int64_t compute_capability();
+
 /// LibTorch's current stream on the current device; for launching kernels. InternalError in a CPU build.
 CUstream_st* current_stream();
 

@@ -27,6 +27,12 @@ std::string gpu_description() {
                      static_cast<double>(device->totalGlobalMem) / (1 << 30), device->major, device->minor);
 }
 
+int64_t compute_capability() {
+  if (num_gpus() == 0) return 0;
+  const cudaDeviceProp* device = at::cuda::getCurrentDeviceProperties();
+  return 10 * device->major + device->minor;
+}
+
 CUstream_st* current_stream() { return at::cuda::getCurrentCUDAStream().stream(); }
 
 void synchronize(at::Device device) {

@@ -11,6 +11,8 @@ std::string no_gpu_reason() { return "this program was built without CUDA"; }
 
 std::string gpu_description() { return "none"; }
 
+int64_t compute_capability() { return 0; }
+
 CUstream_st* current_stream() { throw InternalError("current_stream: this program was built without CUDA"); }
 
 void synchronize(at::Device) {}

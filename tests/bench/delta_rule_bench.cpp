@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ops/delta_rule.h"
+#include "ops/precond_scan.h"
 #include "tensor/torch.h"
 #include "tests/bench/bench.h"
 
@@ -65,6 +66,35 @@ double delta_rule_error(const ops::DeltaRuleArgs& args, int64_t length) {
   return worst;
 }
 
+// The op with the OSDN scan that makes its write key (box 2/3 .. 3/2, step size 1), as a layer runs them.
+std::vector<Case> with_scan(const Case& plain_forward, const ops::DeltaRuleArgs& args,
+                            const at::Tensor& upstream) {
+  ops::PrecondScanArgs scan{.k = args.k, .beta = args.beta, .sequences = args.sequences};
+  scan.initial_scale.value =
+      at::ones({args.v.size(1), args.k.size(2)}, args.beta.options().requires_grad(false))
+          .set_requires_grad(true);
+  const auto run = [args, scan] {
+    ops::DeltaRuleArgs preconditioned = args;
+    preconditioned.write_key = ops::precond_scan(scan).write_key;
+    return ops::delta_rule(preconditioned).o;
+  };
+  Case forward = plain_forward;
+  forward.shape += " OSDN scan";
+  forward.error = [] { return 0.0; };  // of its two parts, which have cases of their own
+  forward.run = [run] {
+    const at::NoGradGuard no_grad;
+    run();
+  };
+  Case both = forward;
+  both.pass = "forward+backward";
+  both.bytes *= 3;
+  both.flop *= 3;
+  both.run = [run, args, scan, upstream] {
+    torch::autograd::grad({run()}, {args.q, args.k, args.v, args.beta, scan.initial_scale.value}, {upstream});
+  };
+  return {forward, both};
+}
+
 std::vector<Case> delta_rule_cases(at::Device device) {
   const bool on_device = device.is_cuda();
   const DeltaRuleShape shape = on_device ? DeltaRuleShape{.B = 16, .T = 2048, .H = 8, .K = 128, .V = 128}
@@ -112,6 +142,8 @@ std::vector<Case> delta_rule_cases(at::Device device) {
       };
       cases.push_back(forward);
       cases.push_back(both);
+      if (decay == DeltaRuleDecay::kNone && !write_key)
+        for (Case& one : with_scan(forward, args, upstream)) cases.push_back(std::move(one));
     }
   return cases;
 }

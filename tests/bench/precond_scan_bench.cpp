@@ -18,7 +18,12 @@ std::vector<Case> precond_scan_cases(at::Device device) {
   const int64_t K = on_device ? 128 : 64;
   const at::ScalarType dtype = on_device ? at::kBFloat16 : at::kFloat;
   std::vector<Case> cases;
-  for (const bool retention : {false, true}) {
+  struct Mode {
+    const char* name;
+    bool retention, statistics;
+  };
+  for (const auto& [name, retention, statistics] :
+       {Mode{"", false, false}, Mode{" retention", true, false}, Mode{" statistics", false, true}}) {
     ops::PrecondScanArgs args;
     args.k = random({B * T, H, K}, dtype, device, 1).set_requires_grad(true);
     args.beta = random({B * T, H}, at::kFloat, device, 2).sigmoid().set_requires_grad(true);
@@ -26,10 +31,10 @@ std::vector<Case> precond_scan_cases(at::Device device) {
     args.initial_scale.value =
         at::ones({H, K}, args.beta.options().requires_grad(false)).set_requires_grad(true);
     args.sequences = ops::Sequences::equal(B, T, device);
-    args.collect_statistics = true;
+    args.collect_statistics = statistics;
     const double elements = static_cast<double>(B * T * H * K);
     const double element = static_cast<double>(at::elementSize(dtype));
-    Case forward{.shape = fmt::format("B{} T{} H{} K{}{}", B, T, H, K, retention ? " retention" : ""),
+    Case forward{.shape = fmt::format("B{} T{} H{} K{}{}", B, T, H, K, name),
                  .pass = "forward",
                  .dtype = dtype,
                  .device = device,

@@ -14,8 +14,8 @@ inline constexpr double kSmallestLogDecay = -1e5;
 
 // N, S, H, HV, K, V as in ops/delta_rule.h.
 struct Problem {
-  at::Tensor q;              // [N, H, K] normalised
-  at::Tensor k;              // [N, H, K] normalised
+  at::Tensor q;              // [N, H, K] normalised, see `normalize`
+  at::Tensor k;              // [N, H, K]
   at::Tensor v;              // [N, HV, V]
   at::Tensor beta;           // [N, HV] accumulation dtype
   at::Tensor write_key;      // [N, HV, K] or undefined: k
@@ -23,21 +23,30 @@ struct Problem {
   at::Tensor initial_state;  // [S, HV, K, V] or undefined
   SequencesPtr sequences;
   double scale = 1;
+  bool normalize = false;  // q and k are as given and still to be normalised: on the kernel path only
 
   int64_t num_value_heads() const { return v.size(1); }
   int64_t heads_per_key() const { return v.size(1) / k.size(1); }
   bool scalar_decay() const { return log_decay.defined() && log_decay.dim() == 2; }
   bool channel_decay() const { return log_decay.defined() && log_decay.dim() == 3; }
   bool on_cpu_path() const { return v.is_cpu() && !channel_decay(); }
+  /// Whether the CUDA kernels (kernels/delta_rule.h) take it.
+  bool on_kernel_path() const;
 };
 
 struct Forward {
   at::Tensor o;            // [N, HV, V] dtype of v
   at::Tensor final_state;  // [S, HV, K, V] accumulation dtype
   // For the backward of the same implementation only; empty unless asked for.
-  at::Tensor inverse;  // T' of every chunk; undefined on the CPU path, which solves instead
-  at::Tensor error;    // E of every chunk
-  at::Tensor states;   // state before every chunk
+  at::Tensor
+      inverse;  // T' of every chunk; undefined on the CPU path, which solves instead; Y on the kernel path
+  at::Tensor error;   // E of every chunk
+  at::Tensor states;  // state before every chunk
+  // Of the kernel path (kernels/delta_rule.h, DeltaRulePrepared).
+  at::Tensor q_rstd;
+  at::Tensor k_rstd;
+  at::Tensor inverse_scale;
+  at::Tensor pairs;
 };
 
 /// In the accumulation dtype. Gradients of q and k are with respect to the normalised vectors, summed over
@@ -64,6 +73,11 @@ Gradients backward_aten(const Problem& problem, const Forward& kept, const at::T
 Forward forward_cpu(const Problem& problem, bool keep);
 Gradients backward_cpu(const Problem& problem, const Forward& kept, const at::Tensor& d_o,
                        const at::Tensor& d_final);
+
+/// By the CUDA kernels, normalisation included: gradients are those of q and k as given.
+Forward forward_kernel(const Problem& problem, bool keep);
+Gradients backward_kernel(const Problem& problem, const Forward& kept, const at::Tensor& d_o,
+                          const at::Tensor& d_final);
 
 /// The chunk length of the ATen form: a power of two of at most `largest`, no longer than the longest
 /// sequence needs.

@@ -12,18 +12,21 @@ inline constexpr double kKeyNormEps = 1e-5;
 
 // N, S, H, HV, K as in ops/precond_scan.h. Everything but k in the accumulation dtype, contiguous.
 struct Problem {
-  at::Tensor k;          // [N, H, K] normalised, rounded to the activation dtype, then widened
+  at::Tensor
+      k;  // [N, H, K] normalised, rounded to the activation dtype, then widened; on the kernel path as given
   at::Tensor beta;       // [N, HV]
   at::Tensor retention;  // [N, HV], [N, HV, K] or undefined
   at::Tensor initial;    // [HV, K] d0 after its clamp, or [S, HV, K] carried
   SequencesPtr sequences;
   PrecondScanOptions options;
 
+  /// Whether the CUDA kernels (kernels/precond_scan.h) take keys as these are given.
+  static bool on_kernel_path(const at::Tensor& k);
   bool channel_retention() const { return retention.defined() && retention.dim() == 3; }
 };
 
 struct Forward {
-  at::Tensor write_key;   // [N, HV, K] accumulation dtype, unrounded
+  at::Tensor write_key;   // [N, HV, K] accumulation dtype, unrounded; on the kernel path rounded
   at::Tensor final_d;     // [S, HV, K]
   at::Tensor statistics;  // [kNumResidualTerms] or undefined
   // What the backward of the same implementation needs; empty unless asked for.
@@ -31,8 +34,8 @@ struct Forward {
 };
 
 struct Gradients {
-  at::Tensor k;          // [N, H, K] with respect to the normalised key
-  at::Tensor beta;       // [N, HV]
+  at::Tensor k;     // [N, H, K] with respect to the normalised key; on the kernel path to the key as given
+  at::Tensor beta;  // [N, HV]
   at::Tensor retention;  // as the problem's
   at::Tensor initial;    // [S, HV, K] with respect to every sequence's first d
 };
@@ -45,6 +48,11 @@ Gradients backward_cpu(const Problem& problem, const std::vector<at::Tensor>& ke
 Forward forward_aten(const Problem& problem, bool keep, bool collect_statistics);
 Gradients backward_aten(const Problem& problem, const std::vector<at::Tensor>& kept,
                         const at::Tensor& d_write_key, const at::Tensor& d_final);
+
+/// By the CUDA kernels, normalisation included.
+Forward forward_kernel(const Problem& problem, bool keep, bool collect_statistics);
+Gradients backward_kernel(const Problem& problem, const std::vector<at::Tensor>& kept,
+                          const at::Tensor& d_write_key, const at::Tensor& d_final);
 
 /// Throws UserError for arguments that do not fit each other.
 void check(const PrecondScanArgs& args);

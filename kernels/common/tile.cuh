@@ -1,0 +1,150 @@
+// Matrices of 16-bit numbers in shared memory and how fragments are read from them (common/mma.cuh).
+//
+// RowTile: rows of Columns numbers as they lie in global memory, 16-byte pieces exchanged within a row so
+// that the eight rows of a block fall into different banks. BlockTile: 8x8 blocks one after the other, 128
+// bytes each; a register a lane of a block is 128 contiguous bytes in memory, so accumulators go out and come
+// back without a transposition. Workspaces use it.
+#pragma once
+
+#include "kernels/common/mma.cuh"
+
+namespace osdn::kernels {
+
+template <int Columns>
+struct RowTile {
+  static constexpr int kColumns = Columns;
+  uint32_t base;  // shared address
+
+  /// Of the 16-byte piece with columns column .. column+7 (a multiple of 8).
+  __device__ uint32_t piece(int row, int column) const {
+    return base + row * (Columns * 2) + (((column >> 3) ^ (row & 7)) << 4);
+  }
+};
+
+template <int Columns>
+struct BlockTile {
+  static constexpr int kColumns = Columns;
+  uint32_t base;
+
+  __device__ uint32_t piece(int row, int column) const {
+    return base + ((row >> 3) * (Columns / 8) + (column >> 3)) * 128 + (row & 7) * 16;
+  }
+};
+
+/// The lower 16x16 blocks of a 64x64 matrix, row of blocks after row, each as four 8x8 blocks.
+struct TriangleTile {
+  static constexpr int kBlocks = 10;
+  static constexpr int kBytes = kBlocks * 512;
+  uint32_t base;
+
+  /// Of 16x16 block (row, column), column <= row.
+  static constexpr int block(int row, int column) { return row * (row + 1) / 2 + column; }
+
+  __device__ uint32_t piece(int row, int column) const {
+    return base + block(row >> 4, column >> 4) * 512 + ((row >> 3) & 1) * 256 + ((column >> 3) & 1) * 128 +
+           (row & 7) * 16;
+  }
+};
+
+/// B fragments of columns n0 .. n0+15, k0 .. k0+15, of a tile whose rows are n: {n0: k lo, k hi; n0+8: k lo,
+/// k hi}.
+template <class Tile>
+__device__ void load_b_of_rows(uint32_t (&out)[4], const Tile& tile, int n0, int k0, int lane) {
+  load_blocks(out, tile.piece(n0 + (lane >> 4) * 8 + (lane & 7), k0 + ((lane >> 3) & 1) * 8));
+}
+
+/// The same of a tile whose rows are k.
+template <class Tile>
+__device__ void load_b_of_columns(uint32_t (&out)[4], const Tile& tile, int n0, int k0, int lane) {
+  load_blocks_transposed(out, tile.piece(k0 + ((lane >> 3) & 1) * 8 + (lane & 7), n0 + (lane >> 4) * 8));
+}
+
+/// A fragment of rows m0 .. m0+15, k0 .. k0+15, of a tile whose rows are m.
+template <class Tile>
+__device__ void load_a_of_rows(uint32_t (&out)[4], const Tile& tile, int m0, int k0, int lane) {
+  load_blocks(out, tile.piece(m0 + ((lane >> 3) & 1) * 8 + (lane & 7), k0 + (lane >> 4) * 8));
+}
+
+/// The same of a tile whose rows are k.
+template <class Tile>
+__device__ void load_a_of_columns(uint32_t (&out)[4], const Tile& tile, int m0, int k0, int lane) {
+  load_blocks_transposed(out, tile.piece(k0 + (lane >> 4) * 8 + (lane & 7), m0 + ((lane >> 3) & 1) * 8));
+}
+
+/// Queues the copy of `Rows` rows from global memory, zeros from row `rows` and column `columns` (a multiple
+/// of 8) on. `source` and `row_stride` (in numbers) are multiples of 16 bytes.
+template <int Rows, int Columns>
+__device__ void copy_rows_async(const RowTile<Columns>& tile, const __nv_bfloat16* source, int64_t row_stride,
+                                int rows, int columns) {
+  for (int piece = static_cast<int>(threadIdx.x); piece < Rows * (Columns / 8);
+       piece += static_cast<int>(blockDim.x)) {
+    const int row = piece / (Columns / 8);
+    const int column = piece % (Columns / 8) * 8;
+    const bool valid = row < rows && column < columns;
+    copy_async_16(tile.piece(row, column), valid ? source + row * row_stride + column : source, valid);
+  }
+}
+
+/// Queues the copy of `bytes` (a multiple of 16) as they lie.
+__device__ inline void copy_flat_async(uint32_t target, const void* source, int bytes) {
+  for (int offset = static_cast<int>(threadIdx.x) * 16; offset < bytes;
+       offset += static_cast<int>(blockDim.x) * 16)
+    copy_async_16(target + offset, static_cast<const char*>(source) + offset, true);
+}
+
+/// Queues the copy of numbers source[i * stride] for i < count, zeros up to `size`.
+__device__ inline void copy_vector_async(uint32_t target, const float* source, int64_t stride, int count,
+                                         int size) {
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += static_cast<int>(blockDim.x))
+    copy_async_4(target + i * 4, i < count ? source + i * stride : source, i < count);
+}
+
+__device__ inline float4 read_shared_4(uint32_t address) {
+  float4 out;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(out.x), "=f"(out.y), "=f"(out.z), "=f"(out.w)
+               : "r"(address)
+               : "memory");
+  return out;
+}
+
+__device__ inline float2 read_shared_2(uint32_t address) {
+  float2 out;
+  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(out.x), "=f"(out.y) : "r"(address) : "memory");
+  return out;
+}
+
+__device__ inline float read_shared(uint32_t address) {
+  float out;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(out) : "r"(address) : "memory");
+  return out;
+}
+
+__device__ inline uint32_t read_shared_bits(uint32_t address) {
+  uint32_t out;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(out) : "r"(address) : "memory");
+  return out;
+}
+
+__device__ inline void write_shared(uint32_t address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+__device__ inline void write_shared_2(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+__device__ inline void write_shared_bits(uint32_t address, uint32_t bits) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
+}
+
+__device__ inline uint4 read_shared_piece(uint32_t address) {
+  uint4 out;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(out.x), "=r"(out.y), "=r"(out.z), "=r"(out.w)
+               : "r"(address)
+               : "memory");
+  return out;
+}
+
+}  // namespace osdn::kernels

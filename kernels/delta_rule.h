@@ -1,0 +1,124 @@
+// The delta rule in chunks of 64 tokens on mma.sync (docs/ops/delta_rule.md, "CUDA kernels"): bf16 in and
+// out, fp32 accumulation, no decay. Three passes over the problem's parts: `prepare` (every chunk by itself),
+// `forward` (a scan over the chunks of each sequence), and for the gradients `backward_scan` and
+// `backward_gradients`.
+#pragma once
+
+#include <cstdint>
+
+struct CUstream_st;
+struct __half;
+struct __nv_bfloat16;
+
+namespace osdn::kernels {
+
+// N: packed tokens; S: sequences; M: chunks of all sequences, sequence after sequence; H: query/key heads;
+// HV: value heads, a multiple of H; K, V: key and value head size. KP, VP: K and V padded as the workspaces
+// are. All pointers are device memory.
+
+inline constexpr int kDeltaRuleChunk = 64;
+inline constexpr int kDeltaRuleTriangle = 10 * 16 * 16;  // numbers of a triangular matrix of a chunk
+inline constexpr int kDeltaRuleMaxKeySize = 128;
+inline constexpr int kDeltaRuleMaxValueSize = 256;
+
+/// KP: 64 or 128.
+constexpr int delta_rule_padded_key_size(int key_size) { return key_size <= 64 ? 64 : 128; }
+/// VP: 64 or a multiple of 128.
+constexpr int delta_rule_padded_value_size(int value_size) {
+  return value_size <= 64 ? 64 : (value_size + 127) / 128 * 128;
+}
+
+/// [N, heads, size] bf16; the last dimension is contiguous, strides are in numbers and multiples of 8, data
+/// is aligned to 16 bytes.
+struct DeltaRuleRows {
+  const __nv_bfloat16* data = nullptr;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+};
+
+struct DeltaRuleShape {
+  const int64_t* offsets = nullptr;          // [S + 1] sequence bounds in tokens
+  const int64_t* order = nullptr;            // [S] sequences by falling length
+  const int64_t* chunk_offsets = nullptr;    // [S + 1] first chunk of each sequence
+  const int64_t* chunk_sequences = nullptr;  // [M] sequence of each chunk
+  int64_t num_tokens = 0;
+  int64_t num_sequences = 0;
+  int64_t num_chunks = 0;
+  int num_key_heads = 0;
+  int num_value_heads = 0;
+  int key_size = 0;    // a multiple of 16 up to kDeltaRuleMaxKeySize
+  int value_size = 0;  // a multiple of 16 up to kDeltaRuleMaxValueSize
+};
+
+/// What all passes read.
+struct DeltaRuleInputs {
+  DeltaRuleShape shape;
+  DeltaRuleRows q;              // [N, H, K] as given, before normalisation
+  DeltaRuleRows k;              // [N, H, K]
+  DeltaRuleRows v;              // [N, HV, V]
+  DeltaRuleRows write_key;      // [N, HV, K]; data null: the normalised k
+  const float* beta = nullptr;  // [N, HV] contiguous
+  float scale = 1;              // of the query
+};
+
+/// What `prepare` makes for the scans. Matrices of a chunk are lower triangular: ten 16x16 blocks, row of
+/// blocks after row, each as four 8x8 blocks of 128 bytes.
+struct DeltaRulePrepared {
+  float* q_rstd = nullptr;    // [N, H] 1 without normalisation
+  float* k_rstd = nullptr;    // [N, H]
+  __half* inverse = nullptr;  // [M, HV, 2, 10, 16, 16] Y / inverse_scale (eq. 11): rounded, and the remainder
+  float* inverse_scale = nullptr;  // [M, HV] 1, or a power of two where fp16 would overflow
+  __nv_bfloat16* pairs = nullptr;  // [M, HV, 10, 16, 16] q_r . w_s, s <= r, of the vectors as given
+};
+
+struct DeltaRulePrepareArgs {
+  DeltaRuleInputs in;
+  DeltaRulePrepared out;
+  bool normalize = true;  // q and k, eps 1e-6 inside the root
+};
+
+struct DeltaRuleForwardArgs {
+  DeltaRuleInputs in;
+  DeltaRulePrepared prepared;
+  const float* initial_state = nullptr;  // [S, HV, K, V]; null: zeros
+  __nv_bfloat16* o = nullptr;            // [N, HV, V] written
+  float* final_state = nullptr;          // [S, HV, K, V] written
+  __nv_bfloat16* error = nullptr;        // [M, HV, VP, 64] written: E transposed, in blocks; null: not kept
+  __nv_bfloat16* states = nullptr;  // [M, HV, VP, KP] written: state before each chunk, transposed, in blocks
+};
+
+struct DeltaRuleBackwardScanArgs {
+  DeltaRuleInputs in;  // v is not read
+  DeltaRulePrepared prepared;
+  DeltaRuleRows d_o;                  // [N, HV, V]
+  const float* d_final = nullptr;     // [S, HV, K, V]; null: zeros
+  __nv_bfloat16* solved = nullptr;    // [M, HV, VP, 64] written: F transposed, in blocks
+  __nv_bfloat16* d_states = nullptr;  // [M, HV, VP, KP] written: gradient of the state after each chunk
+  float* d_initial = nullptr;         // [S, HV, K, V] written; null: not wanted
+};
+
+struct DeltaRuleBackwardGradientsArgs {
+  DeltaRuleInputs in;  // v is not read
+  DeltaRulePrepared prepared;
+  DeltaRuleRows d_o;                        // [N, HV, V]
+  const __nv_bfloat16* error = nullptr;     // as forward wrote it
+  const __nv_bfloat16* states = nullptr;    // as forward wrote it
+  const __nv_bfloat16* solved = nullptr;    // as backward_scan wrote it
+  const __nv_bfloat16* d_states = nullptr;  // as backward_scan wrote it
+  bool normalize = true;
+  __nv_bfloat16* d_q = nullptr;  // [N, HV, K] written: of q as given, by value head
+  __nv_bfloat16* d_k = nullptr;  // [N, HV, K] written: of k as given; holds the write part without write_key
+  __nv_bfloat16* d_v = nullptr;  // [N, HV, V] written
+  __nv_bfloat16* d_write_key = nullptr;  // [N, HV, K] written when there is a write key
+  float* d_beta = nullptr;               // [N, HV] written
+};
+
+/// Queue one pass on `stream`. No allocation, no synchronisation, the same bits every time. Throw
+/// InternalError for sizes out of range, CudaError when the launch fails, EnvironmentError in a build without
+/// CUDA.
+void launch(const DeltaRulePrepareArgs& args, CUstream_st* stream);
+void launch(const DeltaRuleForwardArgs& args, CUstream_st* stream);
+void launch(const DeltaRuleBackwardScanArgs& args, CUstream_st* stream);
+void launch(const DeltaRuleBackwardGradientsArgs& args, CUstream_st* stream);
+
+}  // namespace osdn::kernels

@@ -1,0 +1,54 @@
+// What the passes of the delta rule share on the device: where a chunk lies.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/common/tile.cuh"
+#include "kernels/delta_rule.h"
+
+namespace osdn::kernels {
+
+constexpr int kChunk = kDeltaRuleChunk;
+constexpr int kSquareBytes = kChunk * kChunk * 2;  // of a 64x64 matrix of 16-bit numbers
+constexpr int kVectorBytes = kChunk * 4;           // of a float a token
+
+using SquareTile = BlockTile<kChunk>;
+
+/// First element of one head at one token.
+__device__ inline const __nv_bfloat16* rows_at(const DeltaRuleRows& rows, int64_t token, int head) {
+  return rows.data + token * rows.token_stride + head * rows.head_stride;
+}
+
+/// A chunk of one value head.
+struct ChunkPlace {
+  int64_t chunk;  // of all sequences
+  int64_t token;  // its first
+  int rows;       // its tokens, 1 .. 64
+  int head;       // value head
+  int key_head;
+
+  __device__ ChunkPlace(const DeltaRuleShape& shape, int64_t sequence, int64_t index_in_sequence,
+                        int value_head)
+      : chunk(shape.chunk_offsets[sequence] + index_in_sequence),
+        token(shape.offsets[sequence] + index_in_sequence * kChunk),
+        rows(static_cast<int>(min(static_cast<int64_t>(kChunk), shape.offsets[sequence + 1] - token))),
+        head(value_head),
+        key_head(value_head / (shape.num_value_heads / shape.num_key_heads)) {}
+
+  /// Row of the [M, HV, ...] arrays.
+  __device__ int64_t slot(const DeltaRuleShape& shape) const { return chunk * shape.num_value_heads + head; }
+};
+
+/// The place of a chunk given by its number in all sequences.
+__device__ inline ChunkPlace place_of(const DeltaRuleShape& shape, int64_t chunk, int head) {
+  const int64_t sequence = shape.chunk_sequences[chunk];
+  return {shape, sequence, chunk - shape.chunk_offsets[sequence], head};
+}
+
+/// Of an fp32 vector a token at `address`: those of the two columns 2t, 2t+1 of block `block`.
+__device__ inline float2 column_pair(uint32_t address, int block, int lane) {
+  return read_shared_2(address + (block * 8 + (lane & 3) * 2) * 4);
+}
+
+}  // namespace osdn::kernels

@@ -1,0 +1,133 @@
+// The preconditioner scan by the CUDA kernels (kernels/precond_scan.h; docs/ops/precond_scan.md): their
+// arguments.
+#include <algorithm>
+
+#include "kernels/precond_scan.h"
+#include "ops/detail/precond_scan.h"
+#include "ops/detail/residual_terms.h"
+#include "tensor/device.h"
+#include "tensor/torch.h"
+
+namespace osdn::ops::precond_scan_detail {
+namespace precond_scan_kernel_detail {
+
+template <typename T>
+T* pointer(const at::Tensor& x) {
+  return x.defined() ? static_cast<T*>(x.data_ptr()) : nullptr;
+}
+
+/// A view the kernels can read [N, heads, K], or a contiguous copy of it.
+at::Tensor readable(const at::Tensor& x) {
+  const int64_t channels = kernels::precond_scan_channels(x.size(2));
+  const auto bytes = static_cast<uintptr_t>(std::min<int64_t>(channels * x.element_size(), 16));
+  const bool fits = x.stride(2) == 1 && x.stride(0) % channels == 0 && x.stride(1) % channels == 0 &&
+                    reinterpret_cast<uintptr_t>(x.data_ptr()) % bytes == 0;
+  return fits || x.numel() == 0 ? x : x.contiguous();
+}
+
+kernels::PrecondScanRows rows(const at::Tensor& x) {
+  if (!x.defined()) return {};
+  return {.data = x.data_ptr(), .token_stride = x.stride(0), .head_stride = x.stride(1)};
+}
+
+/// `k`: as readable() gives it
+kernels::PrecondScanInputs kernel_inputs(const Problem& problem, const at::Tensor& k) {
+  const PrecondScanOptions& options = problem.options;
+  return {.offsets = pointer<const int64_t>(problem.sequences->offsets()),
+          .order = pointer<const int64_t>(problem.sequences->order()),
+          .num_tokens = k.size(0),
+          .num_sequences = problem.sequences->num_sequences(),
+          .num_key_heads = static_cast<int>(k.size(1)),
+          .num_value_heads = static_cast<int>(problem.beta.size(1)),
+          .key_size = static_cast<int>(k.size(2)),
+          .bf16 = k.scalar_type() == at::kBFloat16,
+          .k = rows(k),
+          .beta = pointer<const float>(problem.beta),
+          .retention = pointer<const float>(problem.retention),
+          .step_size = static_cast<float>(options.step_size),
+          .box_min = static_cast<float>(options.box_min),
+          .box_max = static_cast<float>(options.box_max),
+          .beta_aware = options.rule == HypergradientRule::kBetaAware,
+          .divide_by_key_norm = options.divide_by_key_norm,
+          .channel_retention = problem.channel_retention(),
+          .anchored = options.anchored,
+          .normalize = options.l2_normalize};
+}
+
+}  // namespace precond_scan_kernel_detail
+
+bool Problem::on_kernel_path(const at::Tensor& k) {
+  const int64_t K = k.size(2);
+  return k.is_cuda() && (k.scalar_type() == at::kBFloat16 || k.scalar_type() == at::kFloat) && K > 0 &&
+         K <= kernels::kPrecondScanMaxKeySize && K % kernels::precond_scan_channels(K) == 0 &&
+         compute_capability() >= 80;
+}
+
+Forward forward_kernel(const Problem& problem, bool keep, bool collect_statistics) {
+  namespace detail = precond_scan_kernel_detail;
+  const at::Tensor k = detail::readable(problem.k);
+  const int64_t N = k.size(0);
+  const int64_t HV = problem.beta.size(1);
+  const int64_t K = k.size(2);
+  const at::TensorOptions wide = problem.beta.options();
+  const at::Tensor coefficients = at::empty({N, HV, 4}, wide);  // kernels::PrecondScanCoefficients
+  const at::Tensor s = at::empty({N, HV}, wide);
+  at::Tensor d;  // [N, HV, K]
+  if (keep || collect_statistics) d = at::empty({N, HV, K}, wide);
+  Forward out;
+  out.write_key = at::empty({N, HV, K}, k.options());
+  out.final_d = at::empty({problem.sequences->num_sequences(), HV, K}, wide);
+  launch(kernels::PrecondScanForwardArgs{.in = detail::kernel_inputs(problem, k),
+                                         .initial = detail::pointer<const float>(problem.initial),
+                                         .shared_initial = problem.initial.dim() == 2,
+                                         .coefficients =
+                                             detail::pointer<kernels::PrecondScanCoefficients>(coefficients),
+                                         .write_key = out.write_key.data_ptr(),
+                                         .s = detail::pointer<float>(s),
+                                         .d = detail::pointer<float>(d),
+                                         .final_d = detail::pointer<float>(out.final_d)},
+         current_stream());
+  if (keep) out.kept = {coefficients, s, d};
+  if (collect_statistics)
+    out.statistics = residual_terms(problem.beta * s, problem.beta * coefficients.select(2, 3), problem.beta,
+                                    d, problem.options.box_min, problem.options.box_max, problem.retention);
+  return out;
+}
+
+Gradients backward_kernel(const Problem& problem, const std::vector<at::Tensor>& kept,
+                          const at::Tensor& d_write_key, const at::Tensor& d_final) {
+  namespace detail = precond_scan_kernel_detail;
+  const at::Tensor k = detail::readable(problem.k);
+  const int64_t N = k.size(0);
+  const int64_t H = k.size(1);
+  const int64_t HV = problem.beta.size(1);
+  const int64_t K = k.size(2);
+  const bool detach = problem.options.detach;
+  const at::Tensor upstream = d_write_key.defined() ? detail::readable(d_write_key) : at::Tensor();
+  const at::Tensor last = d_final.defined() ? d_final.contiguous() : at::Tensor();  // [S, HV, K]
+  const at::Tensor d_k = at::empty({N, HV, K}, k.options());
+  Gradients grads;
+  if (!detach) {
+    grads.beta = at::empty_like(problem.beta);
+    if (problem.retention.defined()) grads.retention = at::empty_like(problem.retention);
+    grads.initial = at::empty({problem.sequences->num_sequences(), HV, K}, problem.beta.options());
+  }
+  launch(
+      kernels::PrecondScanBackwardArgs{
+          .in = detail::kernel_inputs(problem, k),
+          .coefficients = detail::pointer<const kernels::PrecondScanCoefficients>(kept[0]),
+          .s = detail::pointer<const float>(kept[1]),
+          .d = detail::pointer<const float>(kept[2]),
+          .d_write_key = detail::rows(upstream),
+          .d_final = detail::pointer<const float>(last),
+          .detach = detach,
+          .d_k = d_k.data_ptr(),
+          .d_beta = detail::pointer<float>(grads.beta),
+          .d_retention = detail::pointer<float>(grads.retention),
+          .d_initial = detail::pointer<float>(grads.initial)},
+      current_stream());
+  grads.k = HV == H ? d_k : d_k.view({N, H, HV / H, K}).sum(2, false, at::kFloat).to(k.scalar_type());
+  return grads;
+}
+
+}  // namespace osdn::ops::precond_scan_detail

@@ -146,6 +146,34 @@ TEST_CASE("CPU and GPU agree on the first 20 losses of a float32 model within 1e
     }
 }
 
+TEST_CASE("in bfloat16 weights move by less than a bfloat16 number apart, through a resume too",
+          "[trainer]") {
+  const TrainFolder folder;
+  config::Config straight = folder.config("straight", config::Device::kCpu, config::Precision::kBfloat16);
+  straight.optimizer.learning_rate =
+      1e-5;  // 40 steps move a weight by 4e-4 at most; bfloat16 is 8e-3 apart at 1
+  straight.train.steps = 40;
+  config::Config parts = straight;
+  parts.run.name = "parts";
+  REQUIRE(train(straight, {}) == ExitCode::kDone);
+  for (const int64_t steps : {15, 40}) {
+    parts.train.steps = steps;
+    REQUIRE(train(parts, {}) == ExitCode::kDone);
+  }
+  const checkpoint::Loaded found = folder.newest("straight");
+  check_same_bits(found, folder.newest("parts"));
+  int64_t norms = 0;
+  for (const checkpoint::NamedTensor& tensor : found.snapshot.weights) {
+    if (tensor.name.find("norm") == std::string::npos) continue;
+    INFO(tensor.name);
+    ++norms;
+    const at::Tensor moved = (tensor.value - 1).abs();
+    CHECK(moved.gt(0).to(at::kDouble).mean().item<double>() > 0.99);
+    CHECK(moved.max().item<double>() < 1e-3);
+  }
+  CHECK(norms == 7);  // three a layer and the last
+}
+
 TEST_CASE("recomputation in training changes no bit", "[trainer]") {
   const TrainFolder folder;
   config::Config kept = folder.config("kept", config::Device::kCpu, config::Precision::kFloat32);

@@ -2,9 +2,12 @@
 // name.
 #pragma once
 
+// Merged with files that include Catch2 alone, CHECK may be there already: LibTorch's must not replace it.
+#pragma push_macro("CHECK")
 #include "tensor/torch.h"
-
 #undef CHECK
+#pragma pop_macro("CHECK")
+
 #include <cmath>
 #include <functional>
 #include <string>

@@ -12,6 +12,51 @@ struct ForwardParams {
   int stages = 1;
 };
 
+/// E = R - Y (beta R), transposed: `x` holds R and then E.
+template <class Stage>
+__device__ void correct(float (&x)[kChunk / 8][4], const Stage& stage, float inverse_scale, int lane) {
+  uint32_t scaled[kChunk / 16][4];  // beta R in fp16
+  float largest = 0.0f;
+  float2 betas[kChunk / 8];
+#pragma unroll
+  for (int n = 0; n < kChunk / 8; ++n) {
+    betas[n] = column_pair(stage.beta, n, lane);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(x[n][i] * (i & 1 ? betas[n].y : betas[n].x)));
+  }
+  const float scale = half_scale(largest);
+#pragma unroll
+  for (int k = 0; k < kChunk / 16; ++k) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int n = 2 * k + half;
+      const float2 beta = make_float2(betas[n].x * scale, betas[n].y * scale);
+      scaled[k][2 * half] = pack_fp16(x[n][0] * beta.x, x[n][1] * beta.y);
+      scaled[k][2 * half + 1] = pack_fp16(x[n][2] * beta.x, x[n][3] * beta.y);
+    }
+  }
+  const float back = inverse_scale / scale;
+#pragma unroll
+  for (int pair = 0; pair < kChunk / 16; ++pair) {
+    float low[4] = {};
+    float high[4] = {};
+#pragma unroll
+    for (int k = 0; k <= pair; ++k) {  // Y is strictly lower
+      for (const TriangleTile& part : {stage.inverse, stage.remainder}) {
+        uint32_t b[4];
+        load_b_of_rows(b, part, pair * 16, k * 16, lane);
+        mma_fp16(low, scaled[k], b[0], b[1]);
+        mma_fp16(high, scaled[k], b[2], b[3]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[2 * pair][i] -= low[i] * back;
+      x[2 * pair + 1][i] -= high[i] * back;
+    }
+  }
+}
+
 /// The warp's channels of the output, scaled by the query's factors, through its own columns of the value
 /// tile to global memory.
 template <class Stage>
@@ -49,32 +94,41 @@ __global__ void __launch_bounds__(Warps * 32, 1)
   extern __shared__ __align__(128) unsigned char memory[];
   const DeltaRuleForwardArgs& args = params.args;
   const DeltaRuleShape& shape = args.in.shape;
-  const ScanBlock<Stage> block(args.in, memory);
-  const int warp = block.warp;
-  const int lane = block.lane;
+  const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
+  const int64_t sequence = shape.order[blockIdx.x / shape.num_value_heads];
+  const int first_channel = static_cast<int>(blockIdx.y) * Stage::kValues;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool own_write_key = args.in.write_key.data != nullptr;
+  const int padded_values = delta_rule_padded_value_size(shape.value_size);
+  const int64_t chunks = shape.chunk_offsets[sequence + 1] - shape.chunk_offsets[sequence];
+  const int64_t state_row = (sequence * shape.num_value_heads + head) * shape.key_size * shape.value_size;
+  const uint32_t base = shared_address(memory);
+  const auto stage_of = [&](int64_t chunk) {
+    return Stage(base + static_cast<int>(chunk % params.stages) * Stage::bytes(own_write_key), own_write_key);
+  };
   const auto start_copy = [&](int64_t chunk) {
-    block.stage(chunk, params.stages)
-        .copy_async(args.in, args.prepared, args.in.v, block.place(shape, chunk), block.first_channel);
+    stage_of(chunk).copy_async(args.in, args.prepared, args.in.v, ChunkPlace(shape, sequence, chunk, head),
+                               first_channel);
   };
 
-  if (block.chunks > 0) start_copy(0);
+  if (chunks > 0) start_copy(0);
   StateRows<KP> state;
-  state.load(shape, args.initial_state == nullptr ? nullptr : args.initial_state + block.state_row,
-             block.channel(), lane);
+  state.load(shape, args.initial_state == nullptr ? nullptr : args.initial_state + state_row,
+             first_channel + warp * kWarpChannels, lane);
 
-  for (int64_t chunk = 0; chunk < block.chunks; ++chunk) {
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     copy_async_wait<0>();
     __syncthreads();
-    if (params.stages == 2 && chunk + 1 < block.chunks) start_copy(chunk + 1);
-    const Stage stage = block.stage(chunk, params.stages);
-    const ChunkPlace place = block.place(shape, chunk);
+    if (params.stages == 2 && chunk + 1 < chunks) start_copy(chunk + 1);
+    const Stage stage = stage_of(chunk);
+    const ChunkPlace place(shape, sequence, chunk, head);
     const int64_t slot = place.slot(shape);
 
     uint32_t rounded[KP / 16][4];
     state.round(rounded);
     if (args.states != nullptr)
-      store_blocks(args.states + (slot * block.padded_values + block.first_channel) * KP, rounded, warp,
-                   lane);
+      store_blocks(args.states + (slot * padded_values + first_channel) * KP, rounded, warp, lane);
     float x[kChunk / 8][4] = {};
     times_rows<KP>(x, rounded, stage.k, lane);
     float o[kChunk / 8][4] = {};
@@ -96,13 +150,12 @@ __global__ void __launch_bounds__(Warps * 32, 1)
         x[n][3] = high.y - rstd.y * x[n][3];
       }
     }
-    correct<false>(x, stage, args.prepared.inverse_scale[slot], lane);
+    correct(x, stage, args.prepared.inverse_scale[slot], lane);
 
     uint32_t rows[kChunk / 16][4];
     if (args.error != nullptr) {
       round_scaled(rows, x, [](int) { return make_float2(1.0f, 1.0f); });
-      store_blocks(args.error + (slot * block.padded_values + block.first_channel) * kChunk, rows, warp,
-                   lane);
+      store_blocks(args.error + (slot * padded_values + first_channel) * kChunk, rows, warp, lane);
     }
     round_scaled(rows, x, [&](int block) {
       const float2 beta = column_pair(stage.beta, block, lane);
@@ -120,13 +173,13 @@ __global__ void __launch_bounds__(Warps * 32, 1)
       }
     }
     add_outer(state, rows, stage.w, lane);
-    store_output(o, stage, args, place, block.first_channel, warp, lane);
-    if (params.stages == 1 && chunk + 1 < block.chunks) {
+    store_output(o, stage, args, place, first_channel, warp, lane);
+    if (params.stages == 1 && chunk + 1 < chunks) {
       __syncthreads();
       start_copy(chunk + 1);
     }
   }
-  state.store(shape, args.final_state + block.state_row, block.channel(), lane);
+  state.store(shape, args.final_state + state_row, first_channel + warp * kWarpChannels, lane);
 }
 
 }  // namespace

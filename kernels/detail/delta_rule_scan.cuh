@@ -73,44 +73,6 @@ struct ScanStage {
   }
 };
 
-/// The work of a block of the scans: one (sequence, value head) and Warps * 16 value channels.
-template <class Stage>
-struct ScanBlock {
-  int64_t sequence;
-  int64_t chunks;     // of the sequence
-  int64_t state_row;  // first element in the [S, HV, K, V] arrays
-  int head;
-  int first_channel;
-  int warp;
-  int lane;
-  bool own_write_key;
-  int padded_values;  // VP
-  uint32_t base;      // shared address
-
-  __device__ ScanBlock(const DeltaRuleInputs& in, const unsigned char* memory)
-      : sequence(in.shape.order[blockIdx.x / in.shape.num_value_heads]),
-        chunks(in.shape.chunk_offsets[sequence + 1] - in.shape.chunk_offsets[sequence]),
-        head(static_cast<int>(blockIdx.x % in.shape.num_value_heads)),
-        first_channel(static_cast<int>(blockIdx.y) * Stage::kValues),
-        warp(static_cast<int>(threadIdx.x) / 32),
-        lane(static_cast<int>(threadIdx.x) % 32),
-        own_write_key(in.write_key.data != nullptr),
-        padded_values(delta_rule_padded_value_size(in.shape.value_size)),
-        base(shared_address(memory)) {
-    state_row = (sequence * in.shape.num_value_heads + head) * in.shape.key_size * in.shape.value_size;
-  }
-
-  /// First value channel of this warp.
-  __device__ int channel() const { return first_channel + warp * kWarpChannels; }
-  __device__ ChunkPlace place(const DeltaRuleShape& shape, int64_t chunk) const {
-    return {shape, sequence, chunk, head};
-  }
-  /// The tiles of a chunk, when `stages` chunks are in shared memory at a time.
-  __device__ Stage stage(int64_t chunk, int stages) const {
-    return Stage(base + static_cast<int>(chunk % stages) * Stage::bytes(own_write_key), own_write_key);
-  }
-};
-
 /// This warp's 16 rows of a transposed state. value[n]: key channels 8n .. 8n+7.
 template <int KP>
 struct StateRows {
@@ -213,52 +175,6 @@ __device__ inline float half_scale(float largest) {
   for (int distance = 16; distance > 0; distance /= 2)
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
   return isinf(largest) ? 1.0f : exp2f(-ceilf(log2f(largest / kLargestHalf)));
-}
-
-/// x - (beta x) Y^T, or with Transposed x - (beta x) Y, for 16 rows of value channels: E of R (eq. 11), F of
-/// dU (eq. 12).
-template <bool Transposed, class Stage>
-__device__ void correct(float (&x)[kChunk / 8][4], const Stage& stage, float inverse_scale, int lane) {
-  float largest = 0.0f;
-#pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
-    const float2 beta = column_pair(stage.beta, n, lane);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(x[n][i] * (i & 1 ? beta.y : beta.x)));
-  }
-  const float scale = half_scale(largest);
-  uint32_t scaled[kChunk / 16][4];  // beta x in fp16
-#pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
-    float2 beta = column_pair(stage.beta, n, lane);  // read again: registers are short here
-    beta = make_float2(beta.x * scale, beta.y * scale);
-    scaled[n / 2][n % 2 * 2] = pack_fp16(x[n][0] * beta.x, x[n][1] * beta.y);
-    scaled[n / 2][n % 2 * 2 + 1] = pack_fp16(x[n][2] * beta.x, x[n][3] * beta.y);
-  }
-  const float back = inverse_scale / scale;
-#pragma unroll
-  for (int pair = 0; pair < kChunk / 16; ++pair) {
-    float low[4] = {};
-    float high[4] = {};
-#pragma unroll
-    for (int k = Transposed ? pair : 0; k <= (Transposed ? kChunk / 16 - 1 : pair);
-         ++k) {  // Y is strictly lower
-      for (const TriangleTile& part : {stage.inverse, stage.remainder}) {
-        uint32_t b[4];
-        if constexpr (Transposed)
-          load_b_of_columns(b, part, pair * 16, k * 16, lane);
-        else
-          load_b_of_rows(b, part, pair * 16, k * 16, lane);
-        mma_fp16(low, scaled[k], b[0], b[1]);
-        mma_fp16(high, scaled[k], b[2], b[3]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[2 * pair][i] -= low[i] * back;
-      x[2 * pair + 1][i] -= high[i] * back;
-    }
-  }
 }
 
 /// Accumulators of 16 rows and 64 columns, scaled by `factor(block)` (a pair of columns), as bf16 A

@@ -63,7 +63,8 @@ TEST_CASE("Ctrl-C and an error end with their code and a last line in the log", 
   std::string bytes = read_file(shard);
   for (size_t i = bytes.size() / 2; i < bytes.size() / 2 + 20'000; ++i) bytes[i] = '\xff';
   atomic_write(shard, bytes);
-  const test::ProcessResult failed = damaged.train({"train.steps=100000"});
+  const test::ProcessResult failed =
+      damaged.train({"train.steps=100000", "checkpoint.every_steps=1", "checkpoint.asynchronous=false"});
   INFO(failed.err);
   CHECK(failed.exit_code == 4);
   t::check_mentions(t::log_of(damaged), {"small: ends after step", "newest checkpoint", "train-00000.h5"});

@@ -7,8 +7,9 @@
 #include <cstdint>
 
 struct CUstream_st;
-struct __half;
-struct __nv_bfloat16;
+// CUDA's own types, so that host code needs no header of the toolkit.
+struct __half;         // NOLINT(bugprone-reserved-identifier)
+struct __nv_bfloat16;  // NOLINT(bugprone-reserved-identifier)
 
 namespace osdn::kernels {
 

@@ -4,12 +4,13 @@
 #   scripts/bench.sh OP...                 these ops alone, writes nothing
 #   scripts/bench.sh --page LINES MACHINE [RUN...]
 #                                          only writes the page, from lines recorded on MACHINE ("NVIDIA H200") and the
-#                                          metrics of training runs there
+#                                          metrics of training runs there; a line measured at another commit names it
+#                                          in a field "commit"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 ops_table() {  # lines
-  echo "| op | pass | shape | dtype | device | ms | spread | GB/s | TFLOP/s | share of bound | share of step |"
-  echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+  echo "| op | pass | shape | dtype | device | ms | spread | GB/s | TFLOP/s | share of bound | share of step | measured at |"
+  echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
   awk '
     function value(name,    found) {
       if (!match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")) return ""
@@ -22,12 +23,12 @@ ops_table() {  # lines
     {
       op = value("op"); pass = value("pass"); ms = value("median_ms")
       head = "| " op " | " pass " | " value("shape") " | " value("dtype") " | " value("device") " | "
-      if (/"failed"/) { print head value("failed") " | | | | | |"; next }
+      if (/"failed"/) { print head value("failed") " | | | | | | " value("commit") " |"; next }
       share = ""
       if (op == "step" && pass == "whole step") whole[value("device")] = ms
       else if (op == "step") share = sprintf("%.1f %%", 100 * ms / whole[value("device")])
       print head ms " | " value("spread_ms") " | " known(value("gb_per_s")) " | " known(value("tflop_per_s")) " | " \
-        known(value("share_of_bound")) " | " share " |"
+        known(value("share_of_bound")) " | " share " | " value("commit") " |"
     }
   ' "$1"
 }
@@ -69,7 +70,8 @@ write_page() {  # lines, machine, name, run directories...
     echo "Written by \`scripts/bench.sh\` at commit $(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown) on $(date -u +%Y-%m-%d)." \
       "Times are medians in milliseconds, spread is the distance of the quartiles;" \
       "the bound is the nearer of this machine's copy rate and its square matrix product of the same type." \
-      "Rows of \`step\` add up one micro-batch, forward, backward and update; its parts are measured alone at the step's shapes."
+      "Rows of \`step\` add up one micro-batch, forward, backward and update; its parts are measured alone at the step's shapes." \
+      "A row without a commit of its own was measured at the page's."
     echo
     echo "## Ops"
     echo

@@ -6,23 +6,10 @@
 namespace osdn::test {
 namespace eval_test {
 
-/// A trained run, made once for this file.
-const RunFolder& trained() {
-  static const RunFolder folder;
-  static const bool ready = [] {
-    const ProcessResult result = folder.train();
-    INFO(result.err);
-    REQUIRE(result.exit_code == 0);
-    return true;
-  }();
-  static_cast<void>(ready);
-  return folder;
-}
-
 ProcessResult evaluate(const std::vector<std::string>& more, const std::string& what = "runs/small") {
   std::vector<std::string> arguments = {"eval", what, "--suite", "perplexity"};
   arguments.insert(arguments.end(), more.begin(), more.end());
-  return run_osdn(arguments, trained().path());
+  return run_osdn(arguments, trained_run().path());
 }
 
 Json evaluate_json(std::vector<std::string> more, const std::string& what = "runs/small") {
@@ -39,7 +26,7 @@ TEST_CASE("eval measures the run's validation shards, as a table and as JSON", "
   REQUIRE(table.exit_code == 0);
   check_mentions(table.out, {"runs/small/checkpoints/step_00000012", "token perplexity", "word perplexity",
                              "byte perplexity", "bits per byte", "(beyond training)"});
-  const Json json = read_json(trained().path() + "/result.json");
+  const Json json = read_json(trained_run().path() + "/result.json");
   CHECK(json["step"] == 12);
   CHECK(json["training_length"] == 64);
   CHECK(json["tokenizer"]["lossless"] == true);
@@ -65,9 +52,9 @@ TEST_CASE("a checkpoint's directory and a damaged newest one are evaluated as th
   const Json step = evaluate_json({"--max-documents", "3"}, "runs/small/checkpoints/step_00000012");
   CHECK(step["loss"] == run["loss"]);
   // A copy whose newest checkpoint has lost a byte: the one before it is used, and the log says so.
-  std::filesystem::copy(trained().path() + "/runs/small", trained().path() + "/runs/copy",
+  std::filesystem::copy(trained_run().path() + "/runs/small", trained_run().path() + "/runs/copy",
                         std::filesystem::copy_options::recursive);
-  const std::string damaged = trained().path() + "/runs/copy/checkpoints/step_00000012/model.safetensors";
+  const std::string damaged = trained_run().path() + "/runs/copy/checkpoints/step_00000012/model.safetensors";
   std::filesystem::resize_file(damaged, std::filesystem::file_size(damaged) - 1);
   const ProcessResult result = evaluate({"--max-documents", "3", "--json", "-"}, "runs/copy");
   INFO(result.err);
@@ -101,7 +88,7 @@ TEST_CASE("the batch, the window and the stride change what they should and noth
 }
 
 TEST_CASE("text files are evaluated with the run's tokenizer", "[eval]") {
-  const std::string folder = trained().path();
+  const std::string folder = trained_run().path();
   std::filesystem::create_directories(folder + "/text");
   atomic_write(folder + "/text/a.txt", "The baker lives in the village.\r\nShe sings.");
   atomic_write(folder + "/text/b.jsonl",
@@ -123,10 +110,10 @@ TEST_CASE("what eval cannot do is refused in one line", "[eval]") {
     CHECK(result.out.empty());
     check_mentions(result.err, parts);
   };
-  const ProcessResult unknown = run_osdn({"eval", "runs/small", "--suite", "mqar"}, trained().path());
+  const ProcessResult unknown = run_osdn({"eval", "runs/small", "--suite", "mqar"}, trained_run().path());
   CHECK(unknown.exit_code == 2);
   check_mentions(unknown.err, {"--suite", "perplexity", "mqar"});
-  CHECK(run_osdn({"eval", "runs/small"}, trained().path()).exit_code == 2);
+  CHECK(run_osdn({"eval", "runs/small"}, trained_run().path()).exit_code == 2);
   CHECK(evaluate({}, "runs/absent").exit_code == 2);
   refused({"--window", "16", "--stride", "17"}, 2, {"--stride", "1 to the window's 16"});
   refused({"--window", "0"}, 2, {"--window"});
@@ -136,7 +123,7 @@ TEST_CASE("what eval cannot do is refused in one line", "[eval]") {
   refused({"--data", "absent/*.txt"}, 2, {"absent/*.txt"});
   refused({"--data", "shards/valid-*.h5", "--data", "small.txt"}, 2, {"either shards"});
   refused({"--colour"}, 2, {"--colour"});
-  atomic_write(trained().path() + "/blank.txt", " \n");
+  atomic_write(trained_run().path() + "/blank.txt", " \n");
   refused({"--data", "blank.txt"}, 2, {"blank.txt"});
 }
 

@@ -6,25 +6,12 @@
 namespace osdn::test {
 namespace generate_test {
 
-/// A trained run, made once for this file.
-const RunFolder& trained() {
-  static const RunFolder folder;
-  static const bool ready = [] {
-    const ProcessResult result = folder.train();
-    INFO(result.err);
-    REQUIRE(result.exit_code == 0);
-    return true;
-  }();
-  static_cast<void>(ready);
-  return folder;
-}
-
 ProcessResult generate(const std::vector<std::string>& more) {
   std::vector<std::string> arguments = {"generate", "runs/small"};
   if (std::find(more.begin(), more.end(), "--max-tokens") == more.end())
     arguments.insert(arguments.end(), {"--max-tokens", "20"});
   arguments.insert(arguments.end(), more.begin(), more.end());
-  return run_osdn(arguments, trained().path());
+  return run_osdn(arguments, trained_run().path());
 }
 
 std::vector<Json> generate_json(std::vector<std::string> more) {
@@ -51,8 +38,8 @@ TEST_CASE("a trained run continues a prompt, the same for the same seed", "[gene
 TEST_CASE("prompts of unequal length give in a batch what each gives alone", "[generate]") {
   std::string text;
   for (int i = 0; i < 40; ++i) text += "The baker lives in the village by the river. ";
-  atomic_write(trained().path() + "/prompts.jsonl", Json("The baker").dump() + "\n" + Json("").dump() + "\n" +
-                                                        Json({{"prompt", text}}).dump() + "\n");
+  atomic_write(trained_run().path() + "/prompts.jsonl", Json("The baker").dump() + "\n" + Json("").dump() +
+                                                            "\n" + Json({{"prompt", text}}).dump() + "\n");
   for (const char* temperature : {"0", "0.9"}) {
     const std::vector<Json> together =
         generate_json({"--prompts", "prompts.jsonl", "--temperature", temperature, "--seed", "5"});
@@ -127,7 +114,7 @@ TEST_CASE("what generate cannot do is refused in one line", "[generate]") {
     CHECK(result.out.empty());
     check_mentions(result.err, parts);
   };
-  const std::string folder = trained().path();
+  const std::string folder = trained_run().path();
   atomic_write(folder + "/empty.txt", "\n\n");
   atomic_write(folder + "/latin.txt", "fine\nna\xEFve\n");
   refused({}, 2, {"--prompt"});
@@ -145,7 +132,7 @@ TEST_CASE("what generate cannot do is refused in one line", "[generate]") {
 }
 
 TEST_CASE("a tokenizer that is not the run's is refused", "[generate]") {
-  const std::string folder = trained().path();
+  const std::string folder = trained_run().path();
   REQUIRE(run_osdn({"prepare", "--builtin", "--megabytes", "1", "--vocab-size", "400", "--output", "other"},
                    folder)
               .exit_code == 0);

@@ -117,4 +117,17 @@ inline void check_mentions(const std::string& text, const std::vector<std::strin
   }
 }
 
+/// A trained run, made once for all cases that leave it as it is.
+inline const RunFolder& trained_run() {
+  static const RunFolder folder;
+  static const bool ready = [] {
+    const ProcessResult result = folder.train();
+    INFO(result.err);
+    REQUIRE(result.exit_code == 0);
+    return true;
+  }();
+  static_cast<void>(ready);
+  return folder;
+}
+
 }  // namespace osdn::test

@@ -1,7 +1,7 @@
 // The delta rule in chunks of 64 tokens on mma.sync (docs/ops/delta_rule.md, "CUDA kernels"): bf16 in and
-// out, fp32 accumulation, no decay. Three passes over the problem's parts: `prepare` (every chunk by itself),
-// `forward` (a scan over the chunks of each sequence), and for the gradients `backward_scan` and
-// `backward_gradients`.
+// out, fp32 accumulation, no decay or one a token and head. Three passes over the problem's parts: `prepare`
+// (every chunk by itself), `forward` (a scan over the chunks of each sequence), and for the gradients
+// `backward_scan` and `backward_gradients`.
 #pragma once
 
 #include <cstdint>
@@ -54,12 +54,13 @@ struct DeltaRuleShape {
 /// What all passes read.
 struct DeltaRuleInputs {
   DeltaRuleShape shape;
-  DeltaRuleRows q;              // [N, H, K] as given, before normalisation
-  DeltaRuleRows k;              // [N, H, K]
-  DeltaRuleRows v;              // [N, HV, V]
-  DeltaRuleRows write_key;      // [N, HV, K]; data null: the normalised k
-  const float* beta = nullptr;  // [N, HV] contiguous
-  float scale = 1;              // of the query
+  DeltaRuleRows q;                   // [N, H, K] as given, before normalisation
+  DeltaRuleRows k;                   // [N, H, K]
+  DeltaRuleRows v;                   // [N, HV, V]
+  DeltaRuleRows write_key;           // [N, HV, K]; data null: the normalised k
+  const float* beta = nullptr;       // [N, HV] contiguous
+  const float* log_decay = nullptr;  // [N, HV] contiguous; null: no decay
+  float scale = 1;                   // of the query
 };
 
 /// What `prepare` makes for the scans. Matrices of a chunk are lower triangular: ten 16x16 blocks, row of
@@ -69,7 +70,10 @@ struct DeltaRulePrepared {
   float* k_rstd = nullptr;    // [N, H]
   __half* inverse = nullptr;  // [M, HV, 2, 10, 16, 16] Y / inverse_scale (eq. 11): rounded, and the remainder
   float* inverse_scale = nullptr;  // [M, HV] 1, or a power of two where fp16 would overflow
-  __nv_bfloat16* pairs = nullptr;  // [M, HV, 10, 16, 16] q_r . w_s, s <= r, of the vectors as given
+  __nv_bfloat16* pairs = nullptr;  // [M, HV, 10, 16, 16] W_rs q_r . w_s, s <= r, of the vectors as given
+  // With log_decay only. G: log-decays summed from the chunk's first token to each.
+  float* gates = nullptr;              // [M, HV, 3, 64] G, exp G, exp(G_C - G)
+  __nv_bfloat16* key_pairs = nullptr;  // [M, HV, 10, 16, 16] M (eq. 4)
 };
 
 struct DeltaRulePrepareArgs {
@@ -82,6 +86,8 @@ struct DeltaRuleForwardArgs {
   DeltaRuleInputs in;
   DeltaRulePrepared prepared;
   const float* initial_state = nullptr;  // [S, HV, K, V]; null: zeros
+  const float* chunk_decay = nullptr;    // [M, HV, KP] factors of the state over a chunk by key channel, for
+                                         // rows that carry their decays already; null: none
   __nv_bfloat16* o = nullptr;            // [N, HV, V] written
   float* final_state = nullptr;          // [S, HV, K, V] written
   __nv_bfloat16* error = nullptr;        // [M, HV, VP, 64] written: E transposed, in blocks; null: not kept
@@ -91,11 +97,12 @@ struct DeltaRuleForwardArgs {
 struct DeltaRuleBackwardScanArgs {
   DeltaRuleInputs in;  // v is not read
   DeltaRulePrepared prepared;
-  DeltaRuleRows d_o;                  // [N, HV, V]
-  const float* d_final = nullptr;     // [S, HV, K, V]; null: zeros
-  __nv_bfloat16* solved = nullptr;    // [M, HV, VP, 64] written: F transposed, in blocks
-  __nv_bfloat16* d_states = nullptr;  // [M, HV, VP, KP] written: gradient of the state after each chunk
-  float* d_initial = nullptr;         // [S, HV, K, V] written; null: not wanted
+  DeltaRuleRows d_o;                   // [N, HV, V]
+  const float* d_final = nullptr;      // [S, HV, K, V]; null: zeros
+  const float* chunk_decay = nullptr;  // as in forward
+  __nv_bfloat16* solved = nullptr;     // [M, HV, VP, 64] written: F transposed, in blocks
+  __nv_bfloat16* d_states = nullptr;   // [M, HV, VP, KP] written: gradient of the state after each chunk
+  float* d_initial = nullptr;          // [S, HV, K, V] written; null: not wanted
 };
 
 struct DeltaRuleBackwardGradientsArgs {
@@ -112,6 +119,7 @@ struct DeltaRuleBackwardGradientsArgs {
   __nv_bfloat16* d_v = nullptr;  // [N, HV, V] written
   __nv_bfloat16* d_write_key = nullptr;  // [N, HV, K] written when there is a write key
   float* d_beta = nullptr;               // [N, HV] written
+  float* d_log_decay = nullptr;          // [N, HV] written with a log_decay
 };
 
 /// Queue one pass on `stream`. No allocation, no synchronisation, the same bits every time. Throw

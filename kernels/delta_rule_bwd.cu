@@ -2,7 +2,6 @@
 // 9, 12), the mirror of the forward scan: the same block per (sequence, value head, value channels), the
 // gradient of the transposed state in registers. Writes what the gradient pass needs: F of every token and
 // the gradient of the state after every chunk.
-#include "kernels/detail/delta_rule_launch.h"
 #include "kernels/detail/delta_rule_scan.cuh"
 
 namespace osdn::kernels {
@@ -59,10 +58,29 @@ __device__ void correct_transposed(float (&x)[kChunk / 8][4], const Stage& stage
   }
 }
 
-template <int KP, int Warps>
+/// This warp's channels of dO, transposed, times a factor a token: A fragments.
+template <class Stage, typename Factor>
+__device__ void load_upstream(uint32_t (&out)[kChunk / 16][4], const Stage& stage, const Factor& factor,
+                              int warp, int lane) {
+#pragma unroll
+  for (int k = 0; k < kChunk / 16; ++k) {
+    load_a_of_columns(out[k], stage.value, warp * kWarpChannels, k * 16, lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 f = factor(2 * k + half);
+#pragma unroll
+      for (int i = 2 * half; i < 2 * half + 2; ++i) {
+        const float2 value = unpack_bf16(out[k][i]);
+        out[k][i] = pack_bf16(value.x * f.x, value.y * f.y);
+      }
+    }
+  }
+}
+
+template <int KP, int Warps, Decay kDecay>
 __global__ void __launch_bounds__(Warps * 32, 1)
     delta_rule_backward_scan_kernel(const __grid_constant__ BackwardScanParams params) {
-  using Stage = ScanStage<KP, Warps>;
+  using Stage = ScanStage<KP, Warps, kDecay>;
   extern __shared__ __align__(128) unsigned char memory[];
   const DeltaRuleBackwardScanArgs& args = params.args;
   const DeltaRuleShape& shape = args.in.shape;
@@ -80,8 +98,8 @@ __global__ void __launch_bounds__(Warps * 32, 1)
     return Stage(base + static_cast<int>(chunk % params.stages) * Stage::bytes(own_write_key), own_write_key);
   };
   const auto start_copy = [&](int64_t chunk) {
-    stage_of(chunk).copy_async(args.in, args.prepared, args.d_o, ChunkPlace(shape, sequence, chunk, head),
-                               first_channel);
+    stage_of(chunk).copy_async(args.in, args.prepared, args.d_o, args.chunk_decay,
+                               ChunkPlace(shape, sequence, chunk, head), first_channel);
   };
 
   if (chunks > 0) start_copy(chunks - 1);
@@ -104,22 +122,16 @@ __global__ void __launch_bounds__(Warps * 32, 1)
       store_blocks(args.d_states + (slot * padded_values + first_channel) * KP, rounded, warp, lane);
       times_rows<KP>(x, rounded, stage.w, lane);
     }
-    // dO transposed, times the factors of the query.
+    if constexpr (kDecay == Decay::kScalar)
+      scale_columns(x, [&](int block) { return stage.to_end_pair(block, lane); });
     uint32_t upstream[kChunk / 16][4];
-#pragma unroll
-    for (int k = 0; k < kChunk / 16; ++k) {
-      load_a_of_columns(upstream[k], stage.value, warp * kWarpChannels, k * 16, lane);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 rstd = column_pair(stage.q_rstd, 2 * k + half, lane);
-        const float2 factor = make_float2(rstd.x * args.in.scale, rstd.y * args.in.scale);
-#pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) {
-          const float2 value = unpack_bf16(upstream[k][i]);
-          upstream[k][i] = pack_bf16(value.x * factor.x, value.y * factor.y);
-        }
-      }
-    }
+    load_upstream(
+        upstream, stage,
+        [&](int block) {
+          const float2 rstd = column_pair(stage.q_rstd, block, lane);
+          return make_float2(rstd.x * args.in.scale, rstd.y * args.in.scale);
+        },
+        warp, lane);
 #pragma unroll
     for (int pair = 0; pair < kChunk / 16; ++pair) {
 #pragma unroll
@@ -144,8 +156,20 @@ __global__ void __launch_bounds__(Warps * 32, 1)
     round_scaled(rows, x, [&](int block) {
       const float2 beta = column_pair(stage.beta, block, lane);
       const float2 rstd = column_pair(stage.k_rstd, block, lane);
-      return make_float2(-beta.x * rstd.x, -beta.y * rstd.y);
+      const float2 from_start = stage.from_start_pair(block, lane);
+      return make_float2(-beta.x * rstd.x * from_start.x, -beta.y * rstd.y * from_start.y);
     });
+    if constexpr (kDecay != Decay::kNone) d_state.decay(stage, lane);
+    if constexpr (kDecay == Decay::kScalar) {
+      load_upstream(
+          upstream, stage,
+          [&](int block) {
+            const float2 rstd = column_pair(stage.q_rstd, block, lane);
+            const float2 from_start = stage.from_start_pair(block, lane);
+            return make_float2(rstd.x * args.in.scale * from_start.x, rstd.y * args.in.scale * from_start.y);
+          },
+          warp, lane);
+    }
     add_outer(d_state, upstream, stage.q, lane);
     add_outer(d_state, rows, stage.k, lane);
     if (params.stages == 1 && chunk > 0) {
@@ -163,15 +187,16 @@ void launch(const DeltaRuleBackwardScanArgs& args, CUstream_st* stream) {
   const DeltaRuleShape& shape = args.in.shape;
   const int64_t items = shape.num_sequences * shape.num_value_heads;
   if (items == 0) return;
-  by_scan_shape(shape, items, [&](auto padded, auto warps) {
+  by_scan_shape(args.in, args.chunk_decay, [&](auto padded, auto warps, auto decay) {
     constexpr int KP = decltype(padded)::value;
     constexpr int Warps = decltype(warps)::value;
-    using Stage = ScanStage<KP, Warps>;
+    constexpr Decay kDecay = decltype(decay)::value;
+    using Stage = ScanStage<KP, Warps, kDecay>;
     const int bytes = Stage::bytes(args.in.write_key.data != nullptr);
     const int stages = 2 * bytes <= shared_memory_limit() ? 2 : 1;
     const dim3 grid(static_cast<unsigned>(items),
                     static_cast<unsigned>(delta_rule_padded_value_size(shape.value_size) / Stage::kValues));
-    launch_kernel(delta_rule_backward_scan_kernel<KP, Warps>, grid, Warps * 32, stages * bytes,
+    launch_kernel(delta_rule_backward_scan_kernel<KP, Warps, kDecay>, grid, Warps * 32, stages * bytes,
                   BackwardScanParams{args, stages}, stream);
   });
 }

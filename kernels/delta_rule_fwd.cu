@@ -1,7 +1,6 @@
 // Second pass of the delta rule: the scan over the chunks of a sequence (docs/ops/delta_rule.md eq. 5, 6,
 // 11), one block a (sequence, value head, 64 or 128 value channels). Two stages of tiles where shared memory
 // allows.
-#include "kernels/detail/delta_rule_launch.h"
 #include "kernels/detail/delta_rule_scan.cuh"
 
 namespace osdn::kernels {
@@ -87,10 +86,10 @@ __device__ void store_output(const float (&o)[kChunk / 8][4], const Stage& stage
   }
 }
 
-template <int KP, int Warps>
+template <int KP, int Warps, Decay kDecay>
 __global__ void __launch_bounds__(Warps * 32, 1)
     delta_rule_forward_kernel(const __grid_constant__ ForwardParams params) {
-  using Stage = ScanStage<KP, Warps>;
+  using Stage = ScanStage<KP, Warps, kDecay>;
   extern __shared__ __align__(128) unsigned char memory[];
   const DeltaRuleForwardArgs& args = params.args;
   const DeltaRuleShape& shape = args.in.shape;
@@ -108,8 +107,8 @@ __global__ void __launch_bounds__(Warps * 32, 1)
     return Stage(base + static_cast<int>(chunk % params.stages) * Stage::bytes(own_write_key), own_write_key);
   };
   const auto start_copy = [&](int64_t chunk) {
-    stage_of(chunk).copy_async(args.in, args.prepared, args.in.v, ChunkPlace(shape, sequence, chunk, head),
-                               first_channel);
+    stage_of(chunk).copy_async(args.in, args.prepared, args.in.v, args.chunk_decay,
+                               ChunkPlace(shape, sequence, chunk, head), first_channel);
   };
 
   if (chunks > 0) start_copy(0);
@@ -133,6 +132,8 @@ __global__ void __launch_bounds__(Warps * 32, 1)
     times_rows<KP>(x, rounded, stage.k, lane);
     float o[kChunk / 8][4] = {};
     times_rows<KP>(o, rounded, stage.q, lane);
+    if constexpr (kDecay == Decay::kScalar)
+      scale_columns(o, [&](int block) { return stage.from_start_pair(block, lane); });
 #pragma unroll
     for (int pair = 0; pair < kChunk / 16; ++pair) {
       uint32_t v[4];
@@ -141,13 +142,17 @@ __global__ void __launch_bounds__(Warps * 32, 1)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int n = 2 * pair + half;
-        const float2 rstd = column_pair(stage.k_rstd, n, lane);
+        float2 reading = column_pair(stage.k_rstd, n, lane);
+        if constexpr (kDecay == Decay::kScalar) {
+          const float2 from_start = stage.from_start_pair(n, lane);
+          reading = make_float2(reading.x * from_start.x, reading.y * from_start.y);
+        }
         const float2 low = unpack_bf16(v[2 * half]);
         const float2 high = unpack_bf16(v[2 * half + 1]);
-        x[n][0] = low.x - rstd.x * x[n][0];
-        x[n][1] = low.y - rstd.y * x[n][1];
-        x[n][2] = high.x - rstd.x * x[n][2];
-        x[n][3] = high.y - rstd.y * x[n][3];
+        x[n][0] = low.x - reading.x * x[n][0];
+        x[n][1] = low.y - reading.y * x[n][1];
+        x[n][2] = high.x - reading.x * x[n][2];
+        x[n][3] = high.y - reading.y * x[n][3];
       }
     }
     correct(x, stage, args.prepared.inverse_scale[slot], lane);
@@ -172,6 +177,15 @@ __global__ void __launch_bounds__(Warps * 32, 1)
         mma_bf16(o[2 * pair + 1], rows[k], b[2], b[3]);
       }
     }
+    if constexpr (kDecay != Decay::kNone) state.decay(stage, lane);
+    if constexpr (kDecay == Decay::kScalar) {
+      round_scaled(rows, x, [&](int block) {
+        const float2 beta = column_pair(stage.beta, block, lane);
+        const float2 writing = stage.write_pair(block, lane);
+        const float2 to_end = stage.to_end_pair(block, lane);
+        return make_float2(beta.x * writing.x * to_end.x, beta.y * writing.y * to_end.y);
+      });
+    }
     add_outer(state, rows, stage.w, lane);
     store_output(o, stage, args, place, first_channel, warp, lane);
     if (params.stages == 1 && chunk + 1 < chunks) {
@@ -188,15 +202,16 @@ void launch(const DeltaRuleForwardArgs& args, CUstream_st* stream) {
   const DeltaRuleShape& shape = args.in.shape;
   const int64_t items = shape.num_sequences * shape.num_value_heads;
   if (items == 0) return;
-  by_scan_shape(shape, items, [&](auto padded, auto warps) {
+  by_scan_shape(args.in, args.chunk_decay, [&](auto padded, auto warps, auto decay) {
     constexpr int KP = decltype(padded)::value;
     constexpr int Warps = decltype(warps)::value;
-    using Stage = ScanStage<KP, Warps>;
+    constexpr Decay kDecay = decltype(decay)::value;
+    using Stage = ScanStage<KP, Warps, kDecay>;
     const int bytes = Stage::bytes(args.in.write_key.data != nullptr);
     const int stages = 2 * bytes <= shared_memory_limit() ? 2 : 1;
     const dim3 grid(static_cast<unsigned>(items),
                     static_cast<unsigned>(delta_rule_padded_value_size(shape.value_size) / Stage::kValues));
-    launch_kernel(delta_rule_forward_kernel<KP, Warps>, grid, Warps * 32, stages * bytes,
+    launch_kernel(delta_rule_forward_kernel<KP, Warps, kDecay>, grid, Warps * 32, stages * bytes,
                   ForwardParams{args, stages}, stream);
   });
 }

@@ -53,18 +53,31 @@ void by_key_size(const DeltaRuleShape& shape, const Call& call) {
     call(std::integral_constant<int, 128>{});
 }
 
-/// Calls `call(KP, warps)` for a scan over `items` (sequence, value head) pairs: eight warps share the tiles
-/// of 128 value channels; four where there are fewer channels, or so few items that two blocks an item fill
-/// the device better.
+/// How the state decays: not; by a factor a token; or by a factor a chunk and key channel, the rows carrying
+/// what lies within the chunk.
+enum class Decay { kNone, kScalar, kChannel };
+
+/// Calls `call(KP, warps, decay)` for a scan: eight warps share the tiles of 128 value channels; four where
+/// there are fewer channels, or so few (sequence, value head) pairs that two blocks a pair fill the device
+/// better.
 template <typename Call>
-void by_scan_shape(const DeltaRuleShape& shape, int64_t items, const Call& call) {
-  const int64_t wide_blocks = items * ((shape.value_size + 127) / 128);
+void by_scan_shape(const DeltaRuleInputs& in, const float* chunk_decay, const Call& call) {
+  const DeltaRuleShape& shape = in.shape;
+  const int64_t wide_blocks = shape.num_sequences * shape.num_value_heads * ((shape.value_size + 127) / 128);
   const bool narrow = shape.value_size <= 64 || 2 * wide_blocks <= multiprocessors();
+  const auto by_decay = [&](auto padded, auto warps) {
+    if (in.log_decay != nullptr)
+      call(padded, warps, std::integral_constant<Decay, Decay::kScalar>{});
+    else if (chunk_decay != nullptr)
+      call(padded, warps, std::integral_constant<Decay, Decay::kChannel>{});
+    else
+      call(padded, warps, std::integral_constant<Decay, Decay::kNone>{});
+  };
   by_key_size(shape, [&](auto padded) {
     if (narrow)
-      call(padded, std::integral_constant<int, 4>{});
+      by_decay(padded, std::integral_constant<int, 4>{});
     else
-      call(padded, std::integral_constant<int, 8>{});
+      by_decay(padded, std::integral_constant<int, 8>{});
   });
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/detail/delta_rule_chunk.cuh"
+#include "kernels/detail/delta_rule_launch.h"
 
 namespace osdn::kernels {
 
@@ -11,16 +12,18 @@ constexpr int kWarpChannels = 16;
 constexpr float kLargestHalf = 3.0e4f;  // stored in fp16 without a scale
 
 /// The tiles of one chunk in shared memory. `value` holds V in forward, dO in the reverse scan.
-template <int KP, int Warps>
+template <int KP, int Warps, Decay kDecay>
 struct ScanStage {
   static constexpr int kValues = Warps * kWarpChannels;
   static constexpr int kKeyBytes = kChunk * KP * 2;
   static constexpr int kValueBytes = kChunk * kValues * 2;
   static constexpr int kSolveBytes = 3 * TriangleTile::kBytes;
-  static constexpr int kVectors = 3;
+  static constexpr int kVectorsBytes = 3 * kVectorBytes + (kDecay == Decay::kScalar    ? 2 * kVectorBytes
+                                                           : kDecay == Decay::kChannel ? KP * 4
+                                                                                       : 0);
 
   static constexpr int bytes(bool own_write_key) {
-    return (own_write_key ? 3 : 2) * kKeyBytes + kValueBytes + kSolveBytes + kVectors * kVectorBytes;
+    return (own_write_key ? 3 : 2) * kKeyBytes + kValueBytes + kSolveBytes + kVectorsBytes;
   }
 
   RowTile<KP> q, k, w;
@@ -28,11 +31,12 @@ struct ScanStage {
   TriangleTile inverse, remainder, pairs;  // Y in two parts; q . w
   uint32_t q_rstd, k_rstd, beta;           // addresses of [64] floats
   uint32_t write_scale;                    // of [64] floats or 0: 1
+  uint32_t decay;                          // scalar: of exp G, exp(G_C - G) [2, 64]; channel: exp(G_C) [KP]
 
   __device__ ScanStage(uint32_t base, bool own_write_key)
       : q{base},
         k{base + kKeyBytes},
-        w{own_write_key ? base + 2 * kKeyBytes + kValueBytes + kSolveBytes + kVectors * kVectorBytes
+        w{own_write_key ? base + 2 * kKeyBytes + kValueBytes + kSolveBytes + kVectorsBytes
                         : base + kKeyBytes},
         value{base + 2 * kKeyBytes},
         inverse{base + 2 * kKeyBytes + kValueBytes},
@@ -41,7 +45,23 @@ struct ScanStage {
         q_rstd(base + 2 * kKeyBytes + kValueBytes + kSolveBytes),
         k_rstd(q_rstd + kVectorBytes),
         beta(k_rstd + kVectorBytes),
-        write_scale(own_write_key ? 0 : k_rstd) {}
+        write_scale(own_write_key ? 0 : k_rstd),
+        decay(beta + kVectorBytes) {}
+
+  /// exp G of two columns, and exp(G_C - G); 1 where the decay is not by token.
+  __device__ float2 from_start_pair(int block, int lane) const {
+    return kDecay == Decay::kScalar ? column_pair(decay, block, lane) : make_float2(1.0f, 1.0f);
+  }
+  __device__ float2 to_end_pair(int block, int lane) const {
+    return kDecay == Decay::kScalar ? column_pair(decay + kVectorBytes, block, lane)
+                                    : make_float2(1.0f, 1.0f);
+  }
+  /// What the chunk leaves of the state, for key channels 2t, 2t+1 of block `block`.
+  __device__ float2 whole_pair(int block, int lane) const {
+    if constexpr (kDecay == Decay::kChannel) return column_pair(decay, block, lane);
+    const float whole = kDecay == Decay::kScalar ? read_shared(decay + (kChunk - 1) * 4) : 1.0f;
+    return make_float2(whole, whole);
+  }
 
   /// Factors of the write key as it lies in its tile, for columns 2t, 2t+1 of block `block`.
   __device__ float2 write_pair(int block, int lane) const {
@@ -49,7 +69,8 @@ struct ScanStage {
   }
 
   __device__ void copy_async(const DeltaRuleInputs& in, const DeltaRulePrepared& prepared,
-                             const DeltaRuleRows& values, const ChunkPlace& place, int first_channel) const {
+                             const DeltaRuleRows& values, const float* chunk_decay, const ChunkPlace& place,
+                             int first_channel) const {
     const DeltaRuleShape& shape = in.shape;
     copy_rows_async<kChunk>(q, rows_at(in.q, place.token, place.key_head), in.q.token_stride, place.rows,
                             shape.key_size);
@@ -69,6 +90,9 @@ struct ScanStage {
     copy_vector_async(k_rstd, prepared.k_rstd + key_row, shape.num_key_heads, place.rows, kChunk);
     copy_vector_async(beta, in.beta + place.token * shape.num_value_heads + place.head, shape.num_value_heads,
                       place.rows, kChunk);
+    if constexpr (kDecay == Decay::kScalar)
+      copy_flat_async(decay, prepared.gates + (slot * 3 + 1) * kChunk, 2 * kVectorBytes);
+    if constexpr (kDecay == Decay::kChannel) copy_flat_async(decay, chunk_decay + slot * KP, KP * 4);
     copy_async_commit();
   }
 };
@@ -109,6 +133,17 @@ struct StateRows {
 
   __device__ void store(const DeltaRuleShape& shape, float* state, int first_channel, int lane) {
     for_each(shape, first_channel, lane, [state](float& x, int64_t at) { state[at] = x; });
+  }
+
+  /// Times what a chunk leaves of it.
+  template <class Stage>
+  __device__ void decay(const Stage& stage, int lane) {
+#pragma unroll
+    for (int n = 0; n < KP / 8; ++n) {
+      const float2 whole = stage.whole_pair(n, lane);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) value[n][i] *= i & 1 ? whole.y : whole.x;
+    }
   }
 
   /// Rounded, as A fragments: fragment k holds key channels 16k .. 16k+15.
@@ -166,6 +201,17 @@ __device__ void add_outer(StateRows<KP>& state, const uint32_t (&rows)[kChunk / 
       mma_bf16(state.value[2 * pair], rows[k], b[0], b[1]);
       mma_bf16(state.value[2 * pair + 1], rows[k], b[2], b[3]);
     }
+  }
+}
+
+/// x times a factor a column.
+template <typename Factor>
+__device__ void scale_columns(float (&x)[kChunk / 8][4], const Factor& factor) {
+#pragma unroll
+  for (int n = 0; n < kChunk / 8; ++n) {
+    const float2 f = factor(n);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[n][i] *= i & 1 ? f.y : f.x;
   }
 }
 

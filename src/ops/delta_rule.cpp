@@ -133,7 +133,7 @@ class DeltaRuleFunction : public torch::autograd::Function<DeltaRuleFunction> {
     ctx->set_materialize_grads(false);
     torch::autograd::variable_list saved = inputs;
     saved.insert(saved.end(), {result.inverse, result.error, result.states, result.q_rstd, result.k_rstd,
-                               result.inverse_scale, result.pairs});
+                               result.inverse_scale, result.pairs, result.gates, result.key_pairs});
     ctx->save_for_backward(saved);
     ctx->saved_data["settings"] = at::IValue::make_capsule(settings);
     return {result.o, result.final_state};
@@ -153,7 +153,9 @@ class DeltaRuleFunction : public torch::autograd::Function<DeltaRuleFunction> {
                        .q_rstd = saved[10],
                        .k_rstd = saved[11],
                        .inverse_scale = saved[12],
-                       .pairs = saved[13]};
+                       .pairs = saved[13],
+                       .gates = saved[14],
+                       .key_pairs = saved[15]};
     const auto run = given.problem.on_kernel_path() ? backward_kernel
                      : given.problem.on_cpu_path()  ? backward_cpu
                                                     : backward_aten;

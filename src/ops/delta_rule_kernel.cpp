@@ -30,7 +30,7 @@ kernels::DeltaRuleRows rows(const at::Tensor& x) {
 
 /// The inputs as the kernels take them, with what keeps them alive.
 struct KernelInputs {
-  at::Tensor q, k, v, write_key, beta;
+  at::Tensor q, k, v, write_key, beta, log_decay;
   kernels::DeltaRuleInputs in;
 
   explicit KernelInputs(const Problem& problem)
@@ -38,7 +38,8 @@ struct KernelInputs {
         k(readable(problem.k)),
         v(readable(problem.v)),
         write_key(problem.write_key.defined() ? readable(problem.write_key) : at::Tensor()),
-        beta(problem.beta.contiguous()) {
+        beta(problem.beta.contiguous()),
+        log_decay(problem.log_decay.defined() ? problem.log_decay.contiguous() : at::Tensor()) {
     const Sequences& sequences = *problem.sequences;
     const ChunkList& chunks = sequences.chunk_list(kDeltaRuleChunk);
     in = {.shape = {.offsets = pointer<const int64_t>(sequences.offsets()),
@@ -57,6 +58,7 @@ struct KernelInputs {
           .v = rows(v),
           .write_key = rows(write_key),
           .beta = pointer<const float>(beta),
+          .log_decay = pointer<const float>(log_decay),
           .scale = static_cast<float>(problem.scale)};
   }
 
@@ -78,7 +80,9 @@ kernels::DeltaRulePrepared prepared_pointers(const Forward& kept) {
           .k_rstd = pointer<float>(kept.k_rstd),
           .inverse = pointer<__half>(kept.inverse),
           .inverse_scale = pointer<float>(kept.inverse_scale),
-          .pairs = pointer<__nv_bfloat16>(kept.pairs)};
+          .pairs = pointer<__nv_bfloat16>(kept.pairs),
+          .gates = pointer<float>(kept.gates),
+          .key_pairs = pointer<__nv_bfloat16>(kept.key_pairs)};
 }
 
 /// Gradients by value head [N, HV, K] to those of the key heads [N, H, K].
@@ -95,7 +99,7 @@ bool Problem::on_kernel_path() const {
   const auto fits = [](int64_t size, int64_t largest) {
     return size > 0 && size % 16 == 0 && size <= largest;
   };
-  return v.is_cuda() && v.scalar_type() == at::kBFloat16 && !log_decay.defined() &&
+  return v.is_cuda() && v.scalar_type() == at::kBFloat16 && !channel_decay() &&
          fits(k.size(2), kernels::kDeltaRuleMaxKeySize) && fits(v.size(2), kernels::kDeltaRuleMaxValueSize) &&
          compute_capability() >= 80;
 }
@@ -111,6 +115,10 @@ Forward forward_kernel(const Problem& problem, bool keep) {
   result.inverse = inputs.blocks(2, kernels::kDeltaRuleTriangle, at::kHalf);
   result.inverse_scale = at::empty({inputs.in.shape.num_chunks, problem.v.size(1)}, fp32);
   result.pairs = inputs.blocks(1, kernels::kDeltaRuleTriangle, at::kBFloat16);
+  if (problem.scalar_decay()) {
+    result.gates = at::empty({inputs.in.shape.num_chunks, problem.v.size(1), 3, C}, fp32);
+    result.key_pairs = at::empty_like(result.pairs);
+  }
   result.o = at::empty(problem.v.sizes(), problem.v.options());
   result.final_state = inputs.state(problem);
   if (keep) {
@@ -161,6 +169,7 @@ Gradients backward_kernel(const Problem& problem, const Forward& kept, const at:
   grads.v = at::empty(problem.v.sizes(), bf16);
   grads.beta = at::empty({N, HV}, bf16.dtype(at::kFloat));
   if (problem.write_key.defined()) grads.write_key = at::empty({N, HV, K}, bf16);
+  if (problem.scalar_decay()) grads.log_decay = at::empty_like(grads.beta);
   launch(
       kernels::DeltaRuleBackwardGradientsArgs{.in = inputs.in,
                                               .prepared = prepared,
@@ -174,7 +183,8 @@ Gradients backward_kernel(const Problem& problem, const Forward& kept, const at:
                                               .d_k = detail::pointer<__nv_bfloat16>(d_k),
                                               .d_v = detail::pointer<__nv_bfloat16>(grads.v),
                                               .d_write_key = detail::pointer<__nv_bfloat16>(grads.write_key),
-                                              .d_beta = detail::pointer<float>(grads.beta)},
+                                              .d_beta = detail::pointer<float>(grads.beta),
+                                              .d_log_decay = detail::pointer<float>(grads.log_decay)},
       current_stream());
   grads.q = detail::by_key_head(d_q, problem.k.size(1));
   grads.k = detail::by_key_head(d_k, problem.k.size(1));

@@ -2,6 +2,7 @@
 // delta_rule_test.cpp proves against the token recurrence.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -47,15 +48,41 @@ void check_against_float64(const DeltaRuleArgs& args, double tolerance, Through 
 TEST_CASE("the kernels equal float64 in value and every gradient at any length", "[delta_rule_cuda][cuda]") {
   const int64_t length = GENERATE(1, 15, 16, 17, 63, 64, 65, 127, 1000, 2048, 4097);
   const bool write_key = GENERATE(false, true);
-  CAPTURE(length, write_key);
+  const Decay decay = GENERATE(Decay::kNone, Decay::kScalar);
+  CAPTURE(length, write_key, to_string(decay));
   check_against_float64(on_device({.offsets = {0, length},
                                    .H = 2,
                                    .HV = 2,
                                    .K = 128,
                                    .V = 128,
+                                   .decay = decay,
                                    .write_key = write_key,
                                    .initial_state = true}),
                         kBf16Error);
+}
+
+TEST_CASE("the kernels equal float64 with any decay a token, from none to a full reset",
+          "[delta_rule_cuda][cuda]") {
+  const auto [name, of] =
+      GENERATE(Catch::Generators::table<std::string, std::function<at::Tensor(const at::Tensor&)>>(
+          {{"none", [](const at::Tensor& u) { return u * 0.0; }},
+           {"tiny", [](const at::Tensor& u) { return u * -1e-4; }},
+           {"the gate's floor", [](const at::Tensor& u) { return u * 0.0 - 5.0; }},
+           {"a reset now and then", [](const at::Tensor& u) { return at::where(u < 0.05, -27.0, -0.1 * u); }},
+           {"beyond fp32", [](const at::Tensor& u) { return at::where(u < 0.05, -1e4, -0.1 * u); }}}));
+  const bool write_key = GENERATE(false, true);
+  CAPTURE(name, write_key);
+  DeltaRuleArgs args = on_device({.offsets = {0, 100, 333},
+                                  .H = 1,
+                                  .HV = 2,
+                                  .K = 128,
+                                  .V = 256,
+                                  .decay = Decay::kScalar,
+                                  .write_key = write_key,
+                                  .initial_state = true});
+  at::manual_seed(5);
+  args.log_decay = of(at::rand_like(args.log_decay)).to(at::kFloat).detach().set_requires_grad(true);
+  check_against_float64(args, kBf16Error);
 }
 
 TEST_CASE("the kernels equal float64 at any head size, with grouped heads, own scale and keys as given",
@@ -65,12 +92,14 @@ TEST_CASE("the kernels equal float64 at any head size, with grouped heads, own s
   const bool write_key = GENERATE(false, true);
   const int64_t group = GENERATE(1, 3);
   const bool normalize = GENERATE(true, false);
-  CAPTURE(K, V, write_key, group, normalize);
+  const Decay decay = GENERATE(Decay::kNone, Decay::kScalar);
+  CAPTURE(K, V, write_key, group, normalize, to_string(decay));
   DeltaRuleArgs args = on_device({.offsets = {0, 100, 230},
                                   .H = 2,
                                   .HV = 2 * group,
                                   .K = K,
                                   .V = V,
+                                  .decay = decay,
                                   .write_key = write_key,
                                   .initial_state = true});
   args.scale = 0.7;
@@ -83,15 +112,18 @@ TEST_CASE("the kernels equal float64 at any head size, with grouped heads, own s
 }
 
 TEST_CASE("the kernels equal float64 through either output alone", "[delta_rule_cuda][cuda]") {
-  const DeltaRuleArgs args = on_device({.offsets = {0, 70, 300},
-                                        .H = 2,
-                                        .HV = 2,
-                                        .K = 128,
-                                        .V = 128,
-                                        .write_key = true,
-                                        .initial_state = true});
-  for (const Through through : {Through::kOutput, Through::kFinalState})
-    check_against_float64(args, kBf16Error, through);
+  for (const Decay decay : {Decay::kNone, Decay::kScalar}) {
+    const DeltaRuleArgs args = on_device({.offsets = {0, 70, 300},
+                                          .H = 2,
+                                          .HV = 2,
+                                          .K = 128,
+                                          .V = 128,
+                                          .decay = decay,
+                                          .write_key = true,
+                                          .initial_state = true});
+    for (const Through through : {Through::kOutput, Through::kFinalState})
+      check_against_float64(args, kBf16Error, through);
+  }
 }
 
 TEST_CASE("the kernels equal float64 in packs of odd, empty and a thousand documents",
@@ -105,15 +137,18 @@ TEST_CASE("the kernels equal float64 in packs of odd, empty and a thousand docum
   }();
   for (const std::vector<int64_t>& offsets :
        {std::vector<int64_t>{0, 0, 5, 5, 781, 2048, 2048}, ones, {0, 781, 2048}, {0, 64, 128}, thousand}) {
-    CAPTURE(offsets.size());
-    check_against_float64(on_device({.offsets = offsets,
-                                     .H = 2,
-                                     .HV = 2,
-                                     .K = 128,
-                                     .V = 128,
-                                     .write_key = true,
-                                     .initial_state = true}),
-                          kBf16Error);
+    for (const Decay decay : {Decay::kNone, Decay::kScalar}) {
+      CAPTURE(offsets.size(), to_string(decay));
+      check_against_float64(on_device({.offsets = offsets,
+                                       .H = 2,
+                                       .HV = 2,
+                                       .K = 128,
+                                       .V = 128,
+                                       .decay = decay,
+                                       .write_key = true,
+                                       .initial_state = true}),
+                            kBf16Error);
+    }
   }
 }
 
@@ -130,8 +165,14 @@ TEST_CASE("a pack of empty documents has no output and keeps its states on the d
 TEST_CASE("the same call of the kernels gives the same bits, strided views those of contiguous copies",
           "[delta_rule_cuda][cuda]") {
   const int64_t T = 333;
-  const DeltaRuleArgs plain = on_device(
-      {.offsets = {0, 100, T}, .H = 2, .HV = 2, .K = 64, .V = 128, .write_key = true, .initial_state = true});
+  const DeltaRuleArgs plain = on_device({.offsets = {0, 100, T},
+                                         .H = 2,
+                                         .HV = 2,
+                                         .K = 64,
+                                         .V = 128,
+                                         .decay = Decay::kScalar,
+                                         .write_key = true,
+                                         .initial_state = true});
   const auto column_view = [](const at::Tensor& x, int64_t margin) {
     const int64_t width = x[0].numel();
     at::Tensor buffer = at::full({T + 3, width + 2 * margin}, 1e30, x.options());
@@ -159,8 +200,8 @@ TEST_CASE("the same call of the kernels gives the same bits, strided views those
 TEST_CASE("the kernels' outputs do not depend on later tokens, in bits", "[delta_rule_cuda][cuda]") {
   const int64_t T = GENERATE(15, 17, 33, 63, 65, 130);
   CAPTURE(T);
-  const DeltaRuleArgs args =
-      on_device({.offsets = {0, T}, .H = 2, .HV = 2, .K = 128, .V = 128, .write_key = true});
+  const DeltaRuleArgs args = on_device(
+      {.offsets = {0, T}, .H = 2, .HV = 2, .K = 128, .V = 128, .decay = Decay::kScalar, .write_key = true});
   const at::NoGradGuard no_grad;
   const at::Tensor before = delta_rule(args).o;
   DeltaRuleArgs edited = args;
@@ -168,6 +209,8 @@ TEST_CASE("the kernels' outputs do not depend on later tokens, in bits", "[delta
     *x = x->detach().clone();
     x->select(0, T - 1).fill_(0.7);
   }
+  edited.log_decay = args.log_decay.detach().clone();
+  edited.log_decay.select(0, T - 1).fill_(-3.0);
   const at::Tensor after = delta_rule(edited).o;
   CHECK(at::equal(before.narrow(0, 0, T - 1), after.narrow(0, 0, T - 1)));
   CHECK(!at::equal(before, after));

@@ -47,6 +47,8 @@ struct Forward {
   at::Tensor k_rstd;
   at::Tensor inverse_scale;
   at::Tensor pairs;
+  at::Tensor gates;      // with a scalar decay
+  at::Tensor key_pairs;  // likewise
 };
 
 /// In the accumulation dtype. Gradients of q and k are with respect to the normalised vectors, summed over

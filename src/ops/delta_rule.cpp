@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "ops/detail/delta_rule.h"
+#include "ops/detail/delta_rule_step.h"
 #include "ops/l2_norm.h"
 #include "tensor/check.h"
 #include "tensor/gradient.h"
@@ -179,7 +180,7 @@ class DeltaRuleFunction : public torch::autograd::Function<DeltaRuleFunction> {
 }  // namespace delta_rule_detail
 
 DeltaRuleOutput delta_rule(const DeltaRuleArgs& args) {
-  const delta_rule_detail::Problem problem = delta_rule_detail::checked(args);
+  delta_rule_detail::Problem problem = delta_rule_detail::checked(args);
   const auto settings = c10::make_intrusive<delta_rule_detail::Settings>();
   settings->sequences = args.sequences;
   settings->scale = problem.scale;
@@ -188,6 +189,11 @@ DeltaRuleOutput delta_rule(const DeltaRuleArgs& args) {
     for (const at::Tensor& input :
          {args.q, args.k, args.v, args.beta, args.write_key, args.log_decay, args.initial_state})
       settings->keep = settings->keep || (input.defined() && input.requires_grad());
+  if (!settings->keep && delta_rule_detail::on_step_path(problem)) {
+    problem.normalize = args.l2_normalize;
+    const delta_rule_detail::Forward step = delta_rule_detail::forward_step(problem);
+    return {.o = step.o, .final_state = step.final_state};
+  }
   const auto outputs = delta_rule_detail::DeltaRuleFunction::apply(
       args.q, args.k, args.v, args.beta, optional_input(args.write_key), optional_input(args.log_decay),
       optional_input(args.initial_state), settings);

@@ -17,6 +17,8 @@ struct Shape {
   int64_t taps = 4;
   bool with_state = true;
   bool silu = true;
+  std::vector<int64_t> parts = {};
+  int64_t rest = 0;
 };
 
 ops::ShortConvArgs make_args(const Shape& shape, const Tensors& inputs, const Tensors& sinks) {
@@ -26,6 +28,8 @@ ops::ShortConvArgs make_args(const Shape& shape, const Tensors& inputs, const Te
   if (shape.with_state) args.initial_state = inputs[2];
   args.sequences = ops::Sequences::make(shape.offsets, inputs[0].device());
   args.silu = shape.silu;
+  args.parts = shape.parts;
+  args.rest = shape.rest;
   return args;
 }
 
@@ -35,20 +39,25 @@ OpCase make_case(const Shape& shape) {
   for (const int64_t offset : shape.offsets) test.name += " " + std::to_string(offset);
   const auto num_sequences = static_cast<int64_t>(shape.offsets.size()) - 1;
   test.input_names = {"x", "weight"};
-  test.inputs = {normal({shape.offsets.back(), shape.channels}, 1),
+  test.inputs = {normal({shape.offsets.back(), shape.channels + shape.rest}, 1),
                  normal({shape.channels, 1, shape.taps}, 2)};
   if (shape.with_state) {
     test.input_names.emplace_back("initial_state");
     test.inputs.push_back(normal({num_sequences, shape.channels, shape.taps}, 3));
   }
   test.weights = {1};
-  test.op = [shape](const Tensors& i, const Tensors& s) {
-    const auto out = ops::short_conv(make_args(shape, i, s));
-    return Tensors{out.y, out.final_state};
+  const auto all_of = [](const ops::ShortConvOutput& out) {
+    Tensors outputs = out.parts;
+    if (out.y.defined()) outputs.push_back(out.y);
+    outputs.push_back(out.final_state);
+    if (out.rest.defined()) outputs.push_back(out.rest);
+    return outputs;
   };
-  test.reference = [shape](const Tensors& i) {
-    const auto out = ops::short_conv_ref(make_args(shape, i, Tensors(i.size())));
-    return Tensors{out.y, out.final_state};
+  test.op = [shape, all_of](const Tensors& i, const Tensors& s) {
+    return all_of(ops::short_conv(make_args(shape, i, s)));
+  };
+  test.reference = [shape, all_of](const Tensors& i) {
+    return all_of(ops::short_conv_ref(make_args(shape, i, Tensors(i.size()))));
   };
   return test;
 }
@@ -221,14 +230,31 @@ TEST_CASE("the convolution names what does not fit", "[short_conv]") {
                  "short_conv: weight: expected shape [3, 1, *], got [4, 1, 4]"));
 }
 
-TEST_CASE("the convolution on CUDA equals the reference", "[short_conv][cuda]") {
-  REQUIRE(at::hasCUDA());
-  for (const bool with_state : {true, false}) {
-    const OpCase test = make_case({.offsets = kPacked, .channels = 6, .with_state = with_state});
-    check_against_reference(test, at::kFloat, at::kCUDA, kFloatTolerance);
-    check_against_reference(test, at::kBFloat16, at::kCUDA, kHalfTolerance);
-    check_sinks(test, at::kFloat, at::kCUDA, kFloatTolerance);
+TEST_CASE("pieces of the convolution and columns handed through have exact gradients", "[short_conv]") {
+  const Shape shape{.offsets = kPacked, .channels = 9, .parts = {4, 2, 3}, .rest = 2};
+  const OpCase test = make_case(shape);
+  check_against_reference(test, at::kDouble, at::kCPU, 1e-12);
+  check_against_reference(test, at::kFloat, at::kCPU, kFloatTolerance);
+  check_finite_differences(test);
+  check_sinks(test, at::kDouble, at::kCPU, 1e-13);
+  // Through one piece or the rest alone, so that the others bring no gradient.
+  const size_t rest = 4;
+  for (const size_t output : {size_t{0}, size_t{2}, rest}) {
+    Tensors gradients[2];
+    for (const bool reference : {false, true}) {
+      const Tensors inputs = leaves(test.inputs, at::kDouble, at::kCPU);
+      const Tensors outputs = reference ? test.reference(inputs) : test.op(inputs, Tensors(3));
+      outputs[output].square().sum().backward();
+      gradients[reference] = {inputs[0].grad()};
+    }
+    check_close("gradient of x", gradients[0][0], gradients[1][0], 1e-12);
   }
+  CHECK(contains(message_of<UserError>([&] {
+                   Shape wrong = shape;
+                   wrong.parts = {4, 4};
+                   make_case(wrong).op(test.inputs, Tensors(3));
+                 }),
+                 "short_conv: parts: expected widths that add up to 9, got 8"));
 }
 
 }  // namespace osdn::test::short_conv_test

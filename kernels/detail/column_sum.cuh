@@ -1,0 +1,47 @@
+// The second pass of sums over rows: partial sums [R, C] in fp32 to their sum over R, in a fixed order.
+#pragma once
+
+#include <cstdint>
+
+#include "base/cuda.h"
+
+namespace osdn::kernels {
+namespace column_sum_detail {
+
+constexpr int kColumns = 32;  // a block's
+constexpr int kWarps = 8;     // each takes every eighth row
+
+/// Grid: ceil(C / 32). Warp w adds rows w, w + 8, ...; the first warp adds the eight sums in their order.
+template <bool Accumulate>
+__global__ void __launch_bounds__(kColumns* kWarps)
+    column_sum_kernel(const float* partial, int64_t num_rows, int64_t num_columns, float* sum) {
+  __shared__ float sums[kWarps][kColumns];
+  const int lane = static_cast<int>(threadIdx.x) % kColumns;
+  const int warp = static_cast<int>(threadIdx.x) / kColumns;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + lane;
+  float total = 0;
+  if (column < num_columns) {
+#pragma unroll 4
+    for (int64_t row = warp; row < num_rows; row += kWarps) total += partial[row * num_columns + column];
+  }
+  sums[warp][lane] = total;
+  __syncthreads();
+  if (warp > 0 || column >= num_columns) return;
+  for (int other = 1; other < kWarps; ++other) total += sums[other][lane];
+  sum[column] = Accumulate ? sum[column] + total : total;
+}
+
+}  // namespace column_sum_detail
+
+/// Queues sum [C] (+)= the sum over the rows of partial [R, C].
+inline void launch_column_sum(const float* partial, int64_t num_rows, int64_t num_columns, float* sum,
+                              bool accumulate, CUstream_st* stream) {
+  namespace detail = column_sum_detail;
+  if (num_columns == 0) return;
+  const auto blocks = static_cast<unsigned>((num_columns + detail::kColumns - 1) / detail::kColumns);
+  const auto kernel = accumulate ? detail::column_sum_kernel<true> : detail::column_sum_kernel<false>;
+  kernel<<<blocks, detail::kColumns * detail::kWarps, 0, stream>>>(partial, num_rows, num_columns, sum);
+  OSDN_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace osdn::kernels

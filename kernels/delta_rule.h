@@ -61,6 +61,7 @@ struct DeltaRuleInputs {
   const float* beta = nullptr;       // [N, HV] contiguous
   const float* log_decay = nullptr;  // [N, HV] contiguous; null: no decay
   float scale = 1;                   // of the query
+  bool portable = false;  // the kernels for any device even where there are faster ones for this one
 };
 
 /// What `prepare` makes for the scans. Matrices of a chunk are lower triangular: ten 16x16 blocks, row of

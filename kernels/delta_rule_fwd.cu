@@ -11,51 +11,6 @@ struct ForwardParams {
   int stages = 1;
 };
 
-/// E = R - Y (beta R), transposed: `x` holds R and then E.
-template <class Stage>
-__device__ void correct(float (&x)[kChunk / 8][4], const Stage& stage, float inverse_scale, int lane) {
-  uint32_t scaled[kChunk / 16][4];  // beta R in fp16
-  float largest = 0.0f;
-  float2 betas[kChunk / 8];
-#pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
-    betas[n] = column_pair(stage.beta, n, lane);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(x[n][i] * (i & 1 ? betas[n].y : betas[n].x)));
-  }
-  const float scale = half_scale(largest);
-#pragma unroll
-  for (int k = 0; k < kChunk / 16; ++k) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int n = 2 * k + half;
-      const float2 beta = make_float2(betas[n].x * scale, betas[n].y * scale);
-      scaled[k][2 * half] = pack_fp16(x[n][0] * beta.x, x[n][1] * beta.y);
-      scaled[k][2 * half + 1] = pack_fp16(x[n][2] * beta.x, x[n][3] * beta.y);
-    }
-  }
-  const float back = inverse_scale / scale;
-#pragma unroll
-  for (int pair = 0; pair < kChunk / 16; ++pair) {
-    float low[4] = {};
-    float high[4] = {};
-#pragma unroll
-    for (int k = 0; k <= pair; ++k) {  // Y is strictly lower
-      for (const TriangleTile& part : {stage.inverse, stage.remainder}) {
-        uint32_t b[4];
-        load_b_of_rows(b, part, pair * 16, k * 16, lane);
-        mma_fp16(low, scaled[k], b[0], b[1]);
-        mma_fp16(high, scaled[k], b[2], b[3]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[2 * pair][i] -= low[i] * back;
-      x[2 * pair + 1][i] -= high[i] * back;
-    }
-  }
-}
-
 /// The warp's channels of the output, scaled by the query's factors, through its own columns of the value
 /// tile to global memory.
 template <class Stage>
@@ -86,54 +41,45 @@ __device__ void store_output(const float (&o)[kChunk / 8][4], const Stage& stage
   }
 }
 
-template <int KP, int Warps, Decay kDecay>
-__global__ void __launch_bounds__(Warps * 32, 1)
-    delta_rule_forward_kernel(const __grid_constant__ ForwardParams params) {
-  using Stage = ScanStage<KP, Warps, kDecay>;
-  extern __shared__ __align__(128) unsigned char memory[];
-  const DeltaRuleForwardArgs& args = params.args;
+template <int KP, int Warps, Decay kDecay, class Products>
+__device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_base, int stages) {
+  using Stage = ScanStage<KP, Warps, kDecay, Products>;
   const DeltaRuleShape& shape = args.in.shape;
-  const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
-  const int64_t sequence = shape.order[blockIdx.x / shape.num_value_heads];
-  const int first_channel = static_cast<int>(blockIdx.y) * Stage::kValues;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const bool own_write_key = args.in.write_key.data != nullptr;
-  const int padded_values = delta_rule_padded_value_size(shape.value_size);
-  const int64_t chunks = shape.chunk_offsets[sequence + 1] - shape.chunk_offsets[sequence];
-  const int64_t state_row = (sequence * shape.num_value_heads + head) * shape.key_size * shape.value_size;
-  const uint32_t base = shared_address(memory);
-  const auto stage_of = [&](int64_t chunk) {
-    return Stage(base + static_cast<int>(chunk % params.stages) * Stage::bytes(own_write_key), own_write_key);
-  };
+  const ScanBlock<Stage> block(args.in, shared_base, stages);
+  const int warp = block.warp;
+  const int lane = block.lane;
   const auto start_copy = [&](int64_t chunk) {
-    stage_of(chunk).copy_async(args.in, args.prepared, args.in.v, args.chunk_decay,
-                               ChunkPlace(shape, sequence, chunk, head), first_channel);
+    block.stage_of(chunk).copy_async(args.in, args.prepared, args.in.v, args.chunk_decay,
+                                     ChunkPlace(shape, block.sequence, chunk, block.head),
+                                     block.first_channel);
   };
 
-  if (chunks > 0) start_copy(0);
+  if constexpr (Products::kWarpgroup) block.clear_stages();
+  if (block.chunks > 0) start_copy(0);
   StateRows<KP> state;
-  state.load(shape, args.initial_state == nullptr ? nullptr : args.initial_state + state_row,
-             first_channel + warp * kWarpChannels, lane);
+  state.load(shape, args.initial_state == nullptr ? nullptr : args.initial_state + block.state_row,
+             block.first_warp_channel(), lane);
 
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+  for (int64_t chunk = 0; chunk < block.chunks; ++chunk) {
     copy_async_wait<0>();
+    Products::publish_shared();
     __syncthreads();
-    if (params.stages == 2 && chunk + 1 < chunks) start_copy(chunk + 1);
-    const Stage stage = stage_of(chunk);
-    const ChunkPlace place(shape, sequence, chunk, head);
+    if (stages == 2 && chunk + 1 < block.chunks) start_copy(chunk + 1);
+    const Stage stage = block.stage_of(chunk);
+    const ChunkPlace place(shape, block.sequence, chunk, block.head);
     const int64_t slot = place.slot(shape);
 
     uint32_t rounded[KP / 16][4];
     state.round(rounded);
-    if (args.states != nullptr)
-      store_blocks(args.states + (slot * padded_values + first_channel) * KP, rounded, warp, lane);
     float x[kChunk / 8][4] = {};
-    times_rows<KP>(x, rounded, stage.k, lane);
     float o[kChunk / 8][4] = {};
-    times_rows<KP>(o, rounded, stage.q, lane);
-    if constexpr (kDecay == Decay::kScalar)
-      scale_columns(o, [&](int block) { return stage.from_start_pair(block, lane); });
+    Products::begin();
+    Products::template add_times_rows<KP>(x, rounded, stage.k, lane);
+    Products::end();
+    Products::template add_times_rows<KP>(o, rounded, stage.q, lane);
+    Products::end();
+    if (args.states != nullptr) store_blocks(args.states + block.value_rows(slot, KP), rounded, warp, lane);
+    Products::template wait<1>(x);
 #pragma unroll
     for (int pair = 0; pair < kChunk / 16; ++pair) {
       uint32_t v[4];
@@ -155,45 +101,58 @@ __global__ void __launch_bounds__(Warps * 32, 1)
         x[n][3] = high.y - reading.y * x[n][3];
       }
     }
-    correct(x, stage, args.prepared.inverse_scale[slot], lane);
+    correct<Products, false>(x, stage, args.prepared.inverse_scale[slot], lane);
+    Products::template wait<0>(o);
 
     uint32_t rows[kChunk / 16][4];
-    if (args.error != nullptr) {
-      round_scaled(rows, x, [](int) { return make_float2(1.0f, 1.0f); });
-      store_blocks(args.error + (slot * padded_values + first_channel) * kChunk, rows, warp, lane);
-    }
-    round_scaled(rows, x, [&](int block) {
-      const float2 beta = column_pair(stage.beta, block, lane);
-      const float2 writing = stage.write_pair(block, lane);
+    round_scaled(rows, x, [&](int n) {
+      const float2 beta = column_pair(stage.beta, n, lane);
+      const float2 writing = stage.write_pair(n, lane);
       return make_float2(beta.x * writing.x, beta.y * writing.y);
     });
-#pragma unroll
-    for (int pair = 0; pair < kChunk / 16; ++pair) {
-#pragma unroll
-      for (int k = 0; k <= pair; ++k) {
-        uint32_t b[4];
-        load_b_of_rows(b, stage.pairs, pair * 16, k * 16, lane);
-        mma_bf16(o[2 * pair], rows[k], b[0], b[1]);
-        mma_bf16(o[2 * pair + 1], rows[k], b[2], b[3]);
-      }
-    }
+    if constexpr (kDecay == Decay::kScalar)
+      scale_columns(o, [&](int n) { return stage.from_start_pair(n, lane); });
+    Products::begin();
+    Products::template add_times_lower<false>(o, rows, stage.pairs, lane);
+    Products::end();
     if constexpr (kDecay != Decay::kNone) state.decay(stage, lane);
     if constexpr (kDecay == Decay::kScalar) {
-      round_scaled(rows, x, [&](int block) {
-        const float2 beta = column_pair(stage.beta, block, lane);
-        const float2 writing = stage.write_pair(block, lane);
-        const float2 to_end = stage.to_end_pair(block, lane);
+      uint32_t to_end_rows[kChunk / 16][4];
+      round_scaled(to_end_rows, x, [&](int n) {
+        const float2 beta = column_pair(stage.beta, n, lane);
+        const float2 writing = stage.write_pair(n, lane);
+        const float2 to_end = stage.to_end_pair(n, lane);
         return make_float2(beta.x * writing.x * to_end.x, beta.y * writing.y * to_end.y);
       });
+      Products::begin();
+      Products::template add_outer<KP>(state.value, to_end_rows, stage.w, lane);
+    } else {
+      Products::begin();
+      Products::template add_outer<KP>(state.value, rows, stage.w, lane);
     }
-    add_outer(state, rows, stage.w, lane);
-    store_output(o, stage, args, place, first_channel, warp, lane);
-    if (params.stages == 1 && chunk + 1 < chunks) {
+    Products::end();
+    Products::template wait<1>(o);
+    if (args.error != nullptr) {
+      uint32_t error[kChunk / 16][4];
+      round_scaled(error, x, [](int) { return make_float2(1.0f, 1.0f); });
+      store_blocks(args.error + block.value_rows(slot, kChunk), error, warp, lane);
+    }
+    store_output(o, stage, args, place, block.first_channel, warp, lane);
+    Products::template wait<0>(state.value);
+    if (stages == 1 && chunk + 1 < block.chunks) {
       __syncthreads();
       start_copy(chunk + 1);
     }
   }
-  state.store(shape, args.final_state + state_row, first_channel + warp * kWarpChannels, lane);
+  state.store(shape, args.final_state + block.state_row, block.first_warp_channel(), lane);
+}
+
+template <int KP, int Warps, Decay kDecay, class Products>
+__global__ void __launch_bounds__(Warps * 32, 1)
+    delta_rule_forward_kernel(const __grid_constant__ ForwardParams params) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  if constexpr (Products::kAvailable)
+    scan_forward<KP, Warps, kDecay, Products>(params.args, shared_address(memory), params.stages);
 }
 
 }  // namespace
@@ -202,16 +161,17 @@ void launch(const DeltaRuleForwardArgs& args, CUstream_st* stream) {
   const DeltaRuleShape& shape = args.in.shape;
   const int64_t items = shape.num_sequences * shape.num_value_heads;
   if (items == 0) return;
-  by_scan_shape(args.in, args.chunk_decay, [&](auto padded, auto warps, auto decay) {
+  by_scan_shape(args.in, args.chunk_decay, [&](auto padded, auto warps, auto decay, auto products) {
     constexpr int KP = decltype(padded)::value;
     constexpr int Warps = decltype(warps)::value;
     constexpr Decay kDecay = decltype(decay)::value;
-    using Stage = ScanStage<KP, Warps, kDecay>;
+    using Products = decltype(products);
+    using Stage = ScanStage<KP, Warps, kDecay, Products>;
     const int bytes = Stage::bytes(args.in.write_key.data != nullptr);
-    const int stages = 2 * bytes <= shared_memory_limit() ? 2 : 1;
+    const int stages = scan_stages(bytes);
     const dim3 grid(static_cast<unsigned>(items),
                     static_cast<unsigned>(delta_rule_padded_value_size(shape.value_size) / Stage::kValues));
-    launch_kernel(delta_rule_forward_kernel<KP, Warps, kDecay>, grid, Warps * 32, stages * bytes,
+    launch_kernel(delta_rule_forward_kernel<KP, Warps, kDecay, Products>, grid, Warps * 32, stages * bytes,
                   ForwardParams{args, stages}, stream);
   });
 }

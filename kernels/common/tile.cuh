@@ -1,7 +1,8 @@
 // Matrices of 16-bit numbers in shared memory and how fragments are read from them (common/mma.cuh).
 //
-// RowTile: rows of Columns numbers as they lie in global memory, 16-byte pieces exchanged within a row so
-// that the eight rows of a block fall into different banks. BlockTile: 8x8 blocks one after the other, 128
+// RowTile: 64 rows of Columns numbers as they lie in global memory, in panels of 64 columns. A row of a panel
+// is 128 bytes, its 16-byte pieces exchanged so that the eight rows of a block fall into different banks; of a
+// tile aligned to 1024 bytes this is the tensor cores' 128-byte swizzle. BlockTile: 8x8 blocks one after the other, 128
 // bytes each; a register a lane of a block is 128 contiguous bytes in memory, so accumulators go out and come
 // back without a transposition. Workspaces use it.
 #pragma once
@@ -13,11 +14,12 @@ namespace osdn::kernels {
 template <int Columns>
 struct RowTile {
   static constexpr int kColumns = Columns;
+  static constexpr int kPanelBytes = 64 * 128;
   uint32_t base;  // shared address
 
   /// Of the 16-byte piece with columns column .. column+7 (a multiple of 8).
   __device__ uint32_t piece(int row, int column) const {
-    return base + row * (Columns * 2) + (((column >> 3) ^ (row & 7)) << 4);
+    return base + (column >> 6) * kPanelBytes + row * 128 + ((((column >> 3) ^ row) & 7) << 4);
   }
 };
 

@@ -53,32 +53,18 @@ void by_key_size(const DeltaRuleShape& shape, const Call& call) {
     call(std::integral_constant<int, 128>{});
 }
 
-/// How the state decays: not; by a factor a token; or by a factor a chunk and key channel, the rows carrying
-/// what lies within the chunk.
-enum class Decay { kNone, kScalar, kChannel };
-
-/// Calls `call(KP, warps, decay)` for a scan: eight warps share the tiles of 128 value channels; four where
-/// there are fewer channels, or so few (sequence, value head) pairs that two blocks a pair fill the device
-/// better.
-template <typename Call>
-void by_scan_shape(const DeltaRuleInputs& in, const float* chunk_decay, const Call& call) {
-  const DeltaRuleShape& shape = in.shape;
-  const int64_t wide_blocks = shape.num_sequences * shape.num_value_heads * ((shape.value_size + 127) / 128);
-  const bool narrow = shape.value_size <= 64 || 2 * wide_blocks <= multiprocessors();
-  const auto by_decay = [&](auto padded, auto warps) {
-    if (in.log_decay != nullptr)
-      call(padded, warps, std::integral_constant<Decay, Decay::kScalar>{});
-    else if (chunk_decay != nullptr)
-      call(padded, warps, std::integral_constant<Decay, Decay::kChannel>{});
-    else
-      call(padded, warps, std::integral_constant<Decay, Decay::kNone>{});
-  };
-  by_key_size(shape, [&](auto padded) {
-    if (narrow)
-      by_decay(padded, std::integral_constant<int, 4>{});
-    else
-      by_decay(padded, std::integral_constant<int, 8>{});
-  });
+/// Whether the kernels of compute capability 9.0 serve the current device, read once.
+inline bool has_warpgroups() {
+  static const bool has = [] {
+    int device = 0;
+    int major = 0;
+    int minor = 0;
+    OSDN_CUDA_CHECK(cudaGetDevice(&device));
+    OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    return major == 9 && minor == 0;
+  }();
+  return has;
 }
 
 }  // namespace osdn::kernels

@@ -5,48 +5,61 @@
 
 #include "kernels/detail/delta_rule_chunk.cuh"
 #include "kernels/detail/delta_rule_launch.h"
+#include "kernels/detail/delta_rule_products.cuh"
 
 namespace osdn::kernels {
 
 constexpr int kWarpChannels = 16;
 constexpr float kLargestHalf = 3.0e4f;  // stored in fp16 without a scale
 
+/// How the state decays: not; by a factor a token; or by a factor a chunk and key channel, the rows carrying
+/// what lies within the chunk.
+enum class Decay { kNone, kScalar, kChannel };
+
 /// The tiles of one chunk in shared memory. `value` holds V in forward, dO in the reverse scan.
-template <int KP, int Warps, Decay kDecay>
+template <int KP, int Warps, Decay kDecay, class Products>
 struct ScanStage {
   static constexpr int kValues = Warps * kWarpChannels;
   static constexpr int kKeyBytes = kChunk * KP * 2;
   static constexpr int kValueBytes = kChunk * kValues * 2;
-  static constexpr int kSolveBytes = 3 * TriangleTile::kBytes;
+  static constexpr int kSolveBytes = 3 * Products::kTriangleBytes;
   static constexpr int kVectorsBytes = 3 * kVectorBytes + (kDecay == Decay::kScalar    ? 2 * kVectorBytes
                                                            : kDecay == Decay::kChannel ? KP * 4
                                                                                        : 0);
 
+  /// A multiple of 1024, as are the places of all tiles that tensor cores read themselves.
   static constexpr int bytes(bool own_write_key) {
-    return (own_write_key ? 3 : 2) * kKeyBytes + kValueBytes + kSolveBytes + kVectorsBytes;
+    const int used = (own_write_key ? 3 : 2) * kKeyBytes + kValueBytes + kSolveBytes + kVectorsBytes;
+    return Products::kWarpgroup ? (used + 1023) / 1024 * 1024 : used;
   }
 
   RowTile<KP> q, k, w;
   RowTile<kValues> value;
-  TriangleTile inverse, remainder, pairs;  // Y in two parts; q . w
-  uint32_t q_rstd, k_rstd, beta;           // addresses of [64] floats
-  uint32_t write_scale;                    // of [64] floats or 0: 1
-  uint32_t decay;                          // scalar: of exp G, exp(G_C - G) [2, 64]; channel: exp(G_C) [KP]
+  typename Products::Triangle inverse, remainder, pairs;  // Y in two parts; q . w
+  uint32_t q_rstd, k_rstd, beta;                          // addresses of [64] floats
+  uint32_t write_scale;                                   // of [64] floats or 0: 1
+  uint32_t decay;  // scalar: of exp G, exp(G_C - G) [2, 64]; channel: exp(G_C) [KP]
 
   __device__ ScanStage(uint32_t base, bool own_write_key)
       : q{base},
         k{base + kKeyBytes},
-        w{own_write_key ? base + 2 * kKeyBytes + kValueBytes + kSolveBytes + kVectorsBytes
-                        : base + kKeyBytes},
-        value{base + 2 * kKeyBytes},
-        inverse{base + 2 * kKeyBytes + kValueBytes},
-        remainder{inverse.base + TriangleTile::kBytes},
-        pairs{remainder.base + TriangleTile::kBytes},
-        q_rstd(base + 2 * kKeyBytes + kValueBytes + kSolveBytes),
+        w{own_write_key ? base + 2 * kKeyBytes : base + kKeyBytes},
+        value{base + (own_write_key ? 3 : 2) * kKeyBytes},
+        inverse{value.base + kValueBytes},
+        remainder{inverse.base + Products::kTriangleBytes},
+        pairs{remainder.base + Products::kTriangleBytes},
+        q_rstd(inverse.base + kSolveBytes),
         k_rstd(q_rstd + kVectorBytes),
         beta(k_rstd + kVectorBytes),
         write_scale(own_write_key ? 0 : k_rstd),
         decay(beta + kVectorBytes) {}
+
+  /// What copies leave as it is: zeros above the diagonals.
+  __device__ void clear() const {
+    if constexpr (!Products::kWarpgroup) return;
+    for (int at = static_cast<int>(threadIdx.x) * 8; at < kSolveBytes; at += static_cast<int>(blockDim.x) * 8)
+      write_shared_2(inverse.base + at, 0.0f, 0.0f);
+  }
 
   /// exp G of two columns, and exp(G_C - G); 1 where the decay is not by token.
   __device__ float2 from_start_pair(int block, int lane) const {
@@ -82,9 +95,10 @@ struct ScanStage {
       copy_rows_async<kChunk>(w, rows_at(in.write_key, place.token, place.head), in.write_key.token_stride,
                               place.rows, shape.key_size);
     const int64_t slot = place.slot(shape);
-    copy_flat_async(inverse.base, prepared.inverse + slot * (2 * kDeltaRuleTriangle),
-                    2 * TriangleTile::kBytes);
-    copy_flat_async(pairs.base, prepared.pairs + slot * kDeltaRuleTriangle, TriangleTile::kBytes);
+    const __half* solve = prepared.inverse + slot * (2 * kDeltaRuleTriangle);
+    copy_triangle_async(inverse, solve);
+    copy_triangle_async(remainder, solve + kDeltaRuleTriangle);
+    copy_triangle_async(pairs, prepared.pairs + slot * kDeltaRuleTriangle);
     const int64_t key_row = place.token * shape.num_key_heads + place.key_head;
     copy_vector_async(q_rstd, prepared.q_rstd + key_row, shape.num_key_heads, place.rows, kChunk);
     copy_vector_async(k_rstd, prepared.k_rstd + key_row, shape.num_key_heads, place.rows, kChunk);
@@ -172,38 +186,6 @@ __device__ void store_blocks(__nv_bfloat16* target, const uint32_t (&fragments)[
   }
 }
 
-/// out[n] += rows times the transposed rows of `tile`: one column a token.
-template <int KP, class Tile>
-__device__ void times_rows(float (&out)[kChunk / 8][4], const uint32_t (&rows)[KP / 16][4], const Tile& tile,
-                           int lane) {
-#pragma unroll
-  for (int k = 0; k < KP / 16; ++k) {
-#pragma unroll
-    for (int pair = 0; pair < kChunk / 16; ++pair) {
-      uint32_t b[4];
-      load_b_of_rows(b, tile, pair * 16, k * 16, lane);
-      mma_bf16(out[2 * pair], rows[k], b[0], b[1]);
-      mma_bf16(out[2 * pair + 1], rows[k], b[2], b[3]);
-    }
-  }
-}
-
-/// state += rows times `tile`, whose rows are tokens.
-template <int KP>
-__device__ void add_outer(StateRows<KP>& state, const uint32_t (&rows)[kChunk / 16][4],
-                          const RowTile<KP>& tile, int lane) {
-#pragma unroll
-  for (int k = 0; k < kChunk / 16; ++k) {
-#pragma unroll
-    for (int pair = 0; pair < KP / 16; ++pair) {
-      uint32_t b[4];
-      load_b_of_columns(b, tile, pair * 16, k * 16, lane);
-      mma_bf16(state.value[2 * pair], rows[k], b[0], b[1]);
-      mma_bf16(state.value[2 * pair + 1], rows[k], b[2], b[3]);
-    }
-  }
-}
-
 /// x times a factor a column.
 template <typename Factor>
 __device__ void scale_columns(float (&x)[kChunk / 8][4], const Factor& factor) {
@@ -238,5 +220,123 @@ __device__ void round_scaled(uint32_t (&out)[kChunk / 16][4], const float (&x)[k
     }
   }
 }
+
+/// x - Y (beta x), transposed (eq. 11), or x - Y^T (beta x) (eq. 12).
+template <class Products, bool kTransposed, class Stage>
+__device__ void correct(float (&x)[kChunk / 8][4], const Stage& stage, float inverse_scale, int lane) {
+  uint32_t scaled[kChunk / 16][4];  // -beta x in fp16
+  float largest = 0.0f;
+#pragma unroll
+  for (int n = 0; n < kChunk / 8; ++n) {
+    const float2 beta = column_pair(stage.beta, n, lane);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(x[n][i] * (i & 1 ? beta.y : beta.x)));
+  }
+  const float scale = half_scale(largest);
+#pragma unroll
+  for (int k = 0; k < kChunk / 16; ++k) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int n = 2 * k + half;
+      const float2 beta = column_pair(stage.beta, n, lane);
+      const float2 factor = make_float2(-beta.x * scale, -beta.y * scale);
+      scaled[k][2 * half] = pack_fp16(x[n][0] * factor.x, x[n][1] * factor.y);
+      scaled[k][2 * half + 1] = pack_fp16(x[n][2] * factor.x, x[n][3] * factor.y);
+    }
+  }
+  // Y and beta x are stored divided by powers of two; the sum is taken in units of their product.
+  const float unit = inverse_scale / scale;
+  if (unit != 1.0f) {
+    const float inverse_unit = 1.0f / unit;
+    scale_columns(x, [&](int) { return make_float2(inverse_unit, inverse_unit); });
+  }
+  Products::begin();
+  if constexpr (kTransposed) {
+    Products::template add_times_upper<true>(x, scaled, stage.inverse, lane);
+    Products::template add_times_upper<true>(x, scaled, stage.remainder, lane);
+  } else {
+    Products::template add_times_lower<true>(x, scaled, stage.inverse, lane);
+    Products::template add_times_lower<true>(x, scaled, stage.remainder, lane);
+  }
+  Products::end();
+  Products::template wait<0>(x);
+  if (unit != 1.0f) scale_columns(x, [&](int) { return make_float2(unit, unit); });
+}
+
+/// What a block of a scan, forward or reverse, is about: a (sequence, value head) pair and its value
+/// channels.
+template <class Stage>
+struct ScanBlock {
+  int head;
+  int64_t sequence;
+  int first_channel;  // of the block
+  int warp;
+  int lane;
+  bool own_write_key;
+  int64_t chunks;     // of the sequence
+  int64_t state_row;  // of the pair's [K, V] in [S, HV, K, V]
+  int padded_values;
+  uint32_t base;  // of the stages in shared memory
+  int stages;
+
+  __device__ ScanBlock(const DeltaRuleInputs& in, uint32_t shared_base, int num_stages)
+      : head(static_cast<int>(blockIdx.x % in.shape.num_value_heads)),
+        sequence(in.shape.order[blockIdx.x / in.shape.num_value_heads]),
+        first_channel(static_cast<int>(blockIdx.y) * Stage::kValues),
+        warp(static_cast<int>(threadIdx.x) / 32),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        own_write_key(in.write_key.data != nullptr),
+        chunks(in.shape.chunk_offsets[sequence + 1] - in.shape.chunk_offsets[sequence]),
+        state_row((sequence * in.shape.num_value_heads + head) * in.shape.key_size * in.shape.value_size),
+        padded_values(delta_rule_padded_value_size(in.shape.value_size)),
+        base(shared_base),
+        stages(num_stages) {}
+
+  __device__ int first_warp_channel() const { return first_channel + warp * kWarpChannels; }
+  __device__ Stage stage_of(int64_t chunk) const {
+    return Stage(base + static_cast<int>(chunk % stages) * Stage::bytes(own_write_key), own_write_key);
+  }
+  __device__ void clear_stages() const {
+    for (int i = 0; i < stages; ++i) stage_of(i).clear();
+    __syncthreads();
+  }
+  /// First number of this block's rows in an [M, HV, VP, columns] array, of chunk `slot`.
+  __device__ int64_t value_rows(int64_t slot, int columns) const {
+    return (slot * padded_values + first_channel) * columns;
+  }
+};
+
+/// Calls `call(KP, warps, decay, Products)` for a scan: eight warps share the tiles of 128 value channels;
+/// four where there are fewer channels, or so few (sequence, value head) pairs that two blocks a pair fill
+/// the device better.
+template <typename Call>
+void by_scan_shape(const DeltaRuleInputs& in, const float* chunk_decay, const Call& call) {
+  const DeltaRuleShape& shape = in.shape;
+  const int64_t wide_blocks = shape.num_sequences * shape.num_value_heads * ((shape.value_size + 127) / 128);
+  const bool narrow = shape.value_size <= 64 || 2 * wide_blocks <= multiprocessors();
+  const auto by_products = [&](auto padded, auto warps, auto decay) {
+    if (has_warpgroups() && !in.portable)
+      call(padded, warps, decay, WarpgroupProducts{});
+    else
+      call(padded, warps, decay, WarpProducts{});
+  };
+  const auto by_decay = [&](auto padded, auto warps) {
+    if (in.log_decay != nullptr)
+      by_products(padded, warps, std::integral_constant<Decay, Decay::kScalar>{});
+    else if (chunk_decay != nullptr)
+      by_products(padded, warps, std::integral_constant<Decay, Decay::kChannel>{});
+    else
+      by_products(padded, warps, std::integral_constant<Decay, Decay::kNone>{});
+  };
+  by_key_size(shape, [&](auto padded) {
+    if (narrow)
+      by_decay(padded, std::integral_constant<int, 4>{});
+    else
+      by_decay(padded, std::integral_constant<int, 8>{});
+  });
+}
+
+/// Stages of `bytes` that a block may have: two hide the copies.
+inline int scan_stages(int bytes) { return 2 * bytes <= shared_memory_limit() ? 2 : 1; }
 
 }  // namespace osdn::kernels

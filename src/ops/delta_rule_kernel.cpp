@@ -1,6 +1,8 @@
 // The delta rule by the CUDA kernels (kernels/delta_rule.h; docs/ops/delta_rule.md, "CUDA kernels"):
 // workspaces and the order of the passes.
 
+#include <atomic>
+
 #include "kernels/delta_rule.h"
 #include "ops/detail/delta_rule.h"
 #include "tensor/device.h"
@@ -10,6 +12,8 @@ namespace osdn::ops::delta_rule_detail {
 namespace delta_rule_kernel_detail {
 
 using kernels::kDeltaRuleChunk;
+
+std::atomic<bool> only_portable = false;
 
 template <typename T>
 T* pointer(const at::Tensor& x) {
@@ -59,7 +63,8 @@ struct KernelInputs {
           .write_key = rows(write_key),
           .beta = pointer<const float>(beta),
           .log_decay = pointer<const float>(log_decay),
-          .scale = static_cast<float>(problem.scale)};
+          .scale = static_cast<float>(problem.scale),
+          .portable = portable_kernels()};
   }
 
   int64_t padded_keys() const { return kernels::delta_rule_padded_key_size(in.shape.key_size); }
@@ -94,6 +99,9 @@ at::Tensor by_key_head(const at::Tensor& x, int64_t num_key_heads) {
 }
 
 }  // namespace delta_rule_kernel_detail
+
+bool portable_kernels() { return delta_rule_kernel_detail::only_portable; }
+void set_portable_kernels(bool portable) { delta_rule_kernel_detail::only_portable = portable; }
 
 bool Problem::on_kernel_path() const {
   const auto fits = [](int64_t size, int64_t largest) {

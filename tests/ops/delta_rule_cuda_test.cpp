@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ops/delta_rule.h"
+#include "ops/detail/delta_rule.h"
 #include "tests/ops/delta_rule_cases.h"
 #include "tests/support/test.h"
 
@@ -39,10 +40,23 @@ DeltaRuleArgs on_device(Spec spec) {
 
 DeltaRuleOutput chunked(const DeltaRuleArgs& args) { return delta_rule_chunked(args); }
 
+/// The kernels for any device while this lives.
+class PortableKernels {
+ public:
+  explicit PortableKernels(bool portable) { delta_rule_detail::set_portable_kernels(portable); }
+  ~PortableKernels() { delta_rule_detail::set_portable_kernels(false); }
+  PortableKernels(const PortableKernels&) = delete;
+  PortableKernels& operator=(const PortableKernels&) = delete;
+};
+
 void check_against_float64(const DeltaRuleArgs& args, double tolerance, Through through = Through::kBoth) {
   const Result truth = run(chunked, to_double(args), through);
   const PoisonedMemory poisoned;
-  check_equal(run(delta_rule, args, through), truth, tolerance);
+  for (const bool portable : {false, true}) {
+    CAPTURE(portable);
+    const PortableKernels kernels(portable);
+    check_equal(run(delta_rule, args, through), truth, tolerance);
+  }
 }
 
 TEST_CASE("the kernels equal float64 in value and every gradient at any length", "[delta_rule_cuda][cuda]") {
@@ -222,6 +236,9 @@ TEST_CASE("the kernels hold where keys repeat and every write nearly reflects", 
   const auto [strength, bound] =
       GENERATE(Catch::Generators::table<double, double>({{0.99, 0.014}, {1.78, 0.041}, {1.96, 0.060}}));
   CAPTURE(strength);
+  const bool portable = GENERATE(false, true);
+  CAPTURE(portable);
+  const PortableKernels kernels(portable);
   std::vector<double> errors;
   for (int seed = 0; seed < 8; ++seed) {
     at::manual_seed(seed);

@@ -76,6 +76,11 @@ Forward forward_cpu(const Problem& problem, bool keep);
 Gradients backward_cpu(const Problem& problem, const Forward& kept, const at::Tensor& d_o,
                        const at::Tensor& d_final);
 
+/// Whether the kernels for any device run even where there are faster ones for the device at hand: for tests
+/// and for finding faults. Off at first; not to be changed while the op runs.
+bool portable_kernels();
+void set_portable_kernels(bool portable);
+
 /// By the CUDA kernels, normalisation included: gradients are those of q and k as given.
 Forward forward_kernel(const Problem& problem, bool keep);
 Gradients backward_kernel(const Problem& problem, const Forward& kept, const at::Tensor& d_o,

@@ -1,0 +1,185 @@
+// The matrix products of the scans, on the tensor cores of one warp (any GPU from compute capability 8.0) or
+// of a warpgroup (9.0): the same operands and sums in registers, the other operand in shared memory.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/common/wgmma.cuh"
+#include "kernels/detail/delta_rule_chunk.cuh"
+
+namespace osdn::kernels {
+
+/// Queues the copy of a triangle from a workspace, whose order is TriangleTile's.
+__device__ inline void copy_triangle_async(const TriangleTile& tile, const void* source) {
+  copy_flat_async(tile.base, source, TriangleTile::kBytes);
+}
+/// The same to a square, whose upper blocks keep what they hold.
+__device__ inline void copy_triangle_async(const RowTile<kChunk>& tile, const void* source) {
+  for (int piece = static_cast<int>(threadIdx.x); piece < TriangleTile::kBytes / 16;
+       piece += static_cast<int>(blockDim.x)) {
+    const int block = piece / 32;
+    const int block_row = (block >= 1) + (block >= 3) + (block >= 6);
+    const int block_column = block - TriangleTile::block(block_row, 0);
+    const int row = block_row * 16 + ((piece >> 4) & 1) * 8 + (piece & 7);
+    copy_async_16(tile.piece(row, block_column * 16 + ((piece >> 3) & 1) * 8),
+                  static_cast<const char*>(source) + piece * 16, true);
+  }
+}
+
+/// `call(0)`, .. `call(Count - 1)` with the number as a type.
+template <int Count, typename Call>
+__device__ void for_constants(const Call& call) {
+  if constexpr (Count > 0) {
+    for_constants<Count - 1>(call);
+    call(std::integral_constant<int, Count - 1>{});
+  }
+}
+
+/// Products of one warp's 16 rows: done when the call returns.
+struct WarpProducts {
+  using Triangle = TriangleTile;
+  static constexpr int kTriangleBytes = TriangleTile::kBytes;
+  static constexpr bool kWarpgroup = false;
+  static constexpr bool kAvailable = true;
+
+  __device__ static void publish_shared() {}
+  __device__ static void begin() {}
+  __device__ static void end() {}
+  template <int Pending, int Blocks>
+  __device__ static void wait(float (&)[Blocks][4]) {}
+
+  /// out += rows times the transposed rows of `tile`: one column a token.
+  template <int KP>
+  __device__ static void add_times_rows(float (&out)[kChunk / 8][4], const uint32_t (&rows)[KP / 16][4],
+                                        const RowTile<KP>& tile, int lane) {
+#pragma unroll
+    for (int k = 0; k < KP / 16; ++k) {
+#pragma unroll
+      for (int pair = 0; pair < kChunk / 16; ++pair) {
+        uint32_t b[4];
+        load_b_of_rows(b, tile, pair * 16, k * 16, lane);
+        mma_bf16(out[2 * pair], rows[k], b[0], b[1]);
+        mma_bf16(out[2 * pair + 1], rows[k], b[2], b[3]);
+      }
+    }
+  }
+
+  /// out += rows times the transposed triangle.
+  template <bool kHalf>
+  __device__ static void add_times_lower(float (&out)[kChunk / 8][4], const uint32_t (&rows)[kChunk / 16][4],
+                                         const TriangleTile& tile, int lane) {
+#pragma unroll
+    for (int pair = 0; pair < kChunk / 16; ++pair) {
+#pragma unroll
+      for (int k = 0; k <= pair; ++k) {
+        uint32_t b[4];
+        load_b_of_rows(b, tile, pair * 16, k * 16, lane);
+        multiply<kHalf>(out[2 * pair], rows[k], b[0], b[1]);
+        multiply<kHalf>(out[2 * pair + 1], rows[k], b[2], b[3]);
+      }
+    }
+  }
+
+  /// out += rows times the triangle.
+  template <bool kHalf>
+  __device__ static void add_times_upper(float (&out)[kChunk / 8][4], const uint32_t (&rows)[kChunk / 16][4],
+                                         const TriangleTile& tile, int lane) {
+#pragma unroll
+    for (int pair = 0; pair < kChunk / 16; ++pair) {
+#pragma unroll
+      for (int k = pair; k < kChunk / 16; ++k) {
+        uint32_t b[4];
+        load_b_of_columns(b, tile, pair * 16, k * 16, lane);
+        multiply<kHalf>(out[2 * pair], rows[k], b[0], b[1]);
+        multiply<kHalf>(out[2 * pair + 1], rows[k], b[2], b[3]);
+      }
+    }
+  }
+
+  /// out += rows times `tile`, whose rows are tokens.
+  template <int KP>
+  __device__ static void add_outer(float (&out)[KP / 8][4], const uint32_t (&rows)[kChunk / 16][4],
+                                   const RowTile<KP>& tile, int lane) {
+#pragma unroll
+    for (int k = 0; k < kChunk / 16; ++k) {
+#pragma unroll
+      for (int pair = 0; pair < KP / 16; ++pair) {
+        uint32_t b[4];
+        load_b_of_columns(b, tile, pair * 16, k * 16, lane);
+        mma_bf16(out[2 * pair], rows[k], b[0], b[1]);
+        mma_bf16(out[2 * pair + 1], rows[k], b[2], b[3]);
+      }
+    }
+  }
+
+ private:
+  template <bool kHalf>
+  __device__ static void multiply(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (kHalf)
+      mma_fp16(acc, a, b0, b1);
+    else
+      mma_bf16(acc, a, b0, b1);
+  }
+};
+
+/// The same by a warpgroup, 64 rows: queued between `begin` and `end`, done after `wait`.
+struct WarpgroupProducts {
+  using Triangle = RowTile<kChunk>;  // with zeros above the diagonal: sums of one shape need no order
+  static constexpr int kTriangleBytes = kSquareBytes;
+  static constexpr bool kWarpgroup = true;
+  static constexpr bool kAvailable = OSDN_WGMMA != 0;  // in this pass of the compiler
+
+  __device__ static void publish_shared() { wgmma_publish_shared(); }
+  __device__ static void begin() { wgmma_fence(); }
+  __device__ static void end() { wgmma_commit(); }
+  template <int Pending, int Blocks>
+  __device__ static void wait(float (&sums)[Blocks][4]) {
+    wgmma_pin(sums);
+    wgmma_wait<Pending>();
+    wgmma_pin(sums);
+  }
+
+  template <int KP>
+  __device__ static void add_times_rows(float (&out)[kChunk / 8][4], const uint32_t (&rows)[KP / 16][4],
+                                        const RowTile<KP>& tile, int) {
+    for_constants<KP / 16>([&](auto k) {
+      wgmma_bf16<kChunk, false>(out, rows[decltype(k)::value], wgmma_rows(tile, decltype(k)::value * 16));
+    });
+  }
+
+  template <bool kHalf>
+  __device__ static void add_times_lower(float (&out)[kChunk / 8][4], const uint32_t (&rows)[kChunk / 16][4],
+                                         const RowTile<kChunk>& tile, int) {
+    for_constants<kChunk / 16>([&](auto k) {
+      multiply<kHalf, false>(out, rows[decltype(k)::value], wgmma_rows(tile, decltype(k)::value * 16));
+    });
+  }
+
+  template <bool kHalf>
+  __device__ static void add_times_upper(float (&out)[kChunk / 8][4], const uint32_t (&rows)[kChunk / 16][4],
+                                         const RowTile<kChunk>& tile, int) {
+    for_constants<kChunk / 16>([&](auto k) {
+      multiply<kHalf, true>(out, rows[decltype(k)::value], wgmma_columns(tile, decltype(k)::value * 16));
+    });
+  }
+
+  template <int KP>
+  __device__ static void add_outer(float (&out)[KP / 8][4], const uint32_t (&rows)[kChunk / 16][4],
+                                   const RowTile<KP>& tile, int) {
+    for_constants<kChunk / 16>([&](auto k) {
+      wgmma_bf16<KP, true>(out, rows[decltype(k)::value], wgmma_columns(tile, decltype(k)::value * 16));
+    });
+  }
+
+ private:
+  template <bool kHalf, bool kTransposed>
+  __device__ static void multiply(float (&out)[kChunk / 8][4], const uint32_t (&a)[4],
+                                  const WgmmaOperand& b) {
+    if constexpr (kHalf)
+      wgmma_fp16<kChunk, kTransposed>(out, a, b);
+    else
+      wgmma_bf16<kChunk, kTransposed>(out, a, b);
+  }
+};
+
+}  // namespace osdn::kernels

@@ -4,9 +4,12 @@
 #include <spdlog/sinks/dist_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -18,13 +21,14 @@ namespace osdn::log {
 namespace {
 
 std::atomic<int> newest_descriptor{-1};
+std::atomic<bool> terminal_silent{false};
 // The logger whose lines go to files alone has this name.
 constexpr const char* kFilesOnly = "files";
 
 /// A file without a buffer: a line is one write, so what was logged is there however the process ends.
 class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
-  explicit FileSink(File file) : file_(std::move(file)) { newest_descriptor = file_.descriptor(); }
+  explicit FileSink(File file) : file_(std::move(file)) {}
 
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
@@ -47,7 +51,8 @@ class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
 class TerminalSink final : public spdlog::sinks::stderr_color_sink_mt {
  public:
   void log(const spdlog::details::log_msg& message) override {
-    if (message.logger_name != kFilesOnly) spdlog::sinks::stderr_color_sink_mt::log(message);
+    if (message.logger_name != kFilesOnly && !terminal_silent)
+      spdlog::sinks::stderr_color_sink_mt::log(message);
   }
 };
 
@@ -95,6 +100,12 @@ spdlog::level::level_enum to_spdlog(Level level) {
   return spdlog::level::info;
 }
 
+void add_sink(File file) {
+  auto sink = std::make_shared<FileSink>(std::move(file));
+  sink->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");
+  sinks().add_sink(std::move(sink));
+}
+
 }  // namespace
 
 void write(Level level, std::string_view message) { logger().log(to_spdlog(level), "{}", message); }
@@ -109,9 +120,17 @@ void set_level(Level level) {
 }
 
 void add_file(const std::string& path) {
-  auto sink = std::make_shared<FileSink>(File::open_for_appending(path));
-  sink->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");
-  sinks().add_sink(std::move(sink));
+  File file = File::open_for_appending(path);
+  newest_descriptor = file.descriptor();
+  add_sink(std::move(file));
+}
+
+void redirect_to_file(const std::string& path) {
+  File file = File::open_for_appending(path);
+  if (::dup2(file.descriptor(), STDERR_FILENO) < 0)
+    throw EnvironmentError("{}: cannot write the log there: {}", path, std::strerror(errno));
+  terminal_silent = true;
+  add_sink(std::move(file));
 }
 
 int file_descriptor() { return newest_descriptor; }

@@ -18,7 +18,11 @@ void write_to_files(Level level, std::string_view message);
 void set_level(Level level);
 /// From now on every line also goes, appended, to this file. Throws EnvironmentError when it can't be opened.
 void add_file(const std::string& path);
-/// Of the file added last, or -1: for the handlers of fatal signals (base/crash.h).
+/// The same, and the terminal gets no more: whatever else this process writes to stderr (libraries, a crash)
+/// goes to the file too. For the ranks of a job that the terminal is not for.
+void redirect_to_file(const std::string& path);
+/// Of the file added last, or -1, also when stderr is that file: for the handlers of fatal signals
+/// (base/crash.h).
 int file_descriptor();
 
 template <typename... Args>

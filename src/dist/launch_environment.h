@@ -14,6 +14,8 @@ struct LaunchEnvironment {
   std::string master_addr;   // where the processes meet; empty in a world of one
   int master_port = 0;       // TCP port of the meeting place on master_addr
   int restart_count = 0;  // how often the launcher started the job again; separates one meeting from the next
+  bool launcher_serves =
+      false;  // the launcher listens on master_port itself (torchrun, osdn); else rank 0 does
 };
 
 }  // namespace osdn::dist

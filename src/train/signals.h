@@ -1,5 +1,5 @@
-// SIGTERM, SIGUSR1 and SIGINT ask the run to finish its step, write a checkpoint and exit; a second signal
-// ends the process at once, which loses nothing that was complete. SIGPIPE is ignored.
+// SIGTERM, SIGUSR1, SIGHUP and SIGINT ask the run to finish its step, write a checkpoint and exit; a second
+// signal ends the process at once, which loses nothing that was complete. SIGPIPE is ignored.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,8 @@
 
 namespace osdn::train {
 
-/// Installs the handlers for its lifetime; one instance at a time.
+/// Installs the handlers for its lifetime; one instance at a time. A signal that this process' launcher
+/// passes on (dist/supervisor.h) and the same one sent to every process of a job count as one, not as two.
 class SignalGuard {
  public:
   SignalGuard();

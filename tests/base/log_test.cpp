@@ -58,6 +58,23 @@ TEST_CASE("every line written before a sudden death is in the file and on stderr
   CHECK(osdn::read_file(directory.path() + "/out").empty());
 }
 
+TEST_CASE("redirected, lines and whatever else goes to stderr are in the file, once, and no longer on stderr",
+          "[log]") {
+  const osdn::TemporaryDirectory directory;
+  log_test::in_child(directory.path(), [&] {
+    osdn::log::info("before");
+    osdn::log::redirect_to_file(directory.path() + "/log_rank_1.txt");
+    osdn::log::error("the reason");
+    (void)!::write(STDERR_FILENO, "a library's words\n", 18);
+  });
+  const std::string terminal = osdn::read_file(directory.path() + "/err");
+  CHECK(log_test::contains(terminal, "before\n"));
+  CHECK_FALSE(log_test::contains(terminal, "the reason"));
+  const std::string file = osdn::read_file(directory.path() + "/log_rank_1.txt");
+  CHECK(log_test::contains(file, "error the reason\na library's words\n"));
+  CHECK(file.find("the reason") == file.rfind("the reason"));
+}
+
 TEST_CASE("levels below the threshold are dropped", "[log]") {
   const osdn::TemporaryDirectory directory;
   log_test::in_child(directory.path(), [] {

@@ -36,22 +36,32 @@ at::Tensor logit_gradient_aten(const at::Tensor& logits, const at::Tensor& targe
 
 namespace {
 
-// Rows whose logits take at most 64 MB in fp32.
-int64_t rows_per_chunk(int64_t vocabulary) {
-  constexpr int64_t kLogitsPerChunk = int64_t{1} << 24;
-  return std::max<int64_t>(1, kLogitsPerChunk / std::max<int64_t>(1, vocabulary));
+// Up to this many logits are kept as their gradient between the passes where kernels compute them: 4 GiB in
+// bf16. Below it the activations of the model that belong to as many rows take far more.
+constexpr int64_t kKeptLogits = int64_t{1} << 31;
+
+// Rows whose logits take at most 64 MB in fp32; on a GPU, where every chunk reads and writes the whole
+// gradient of the weight, 0.5 GB in bf16.
+int64_t rows_per_chunk(const at::Tensor& x, int64_t vocabulary) {
+  const int64_t logits_per_chunk = int64_t{1} << (on_kernel_path(x) ? 28 : 24);
+  return std::max<int64_t>(1, logits_per_chunk / std::max<int64_t>(1, vocabulary));
 }
 
-// Losses and log-sum-exp of all rows, chunk by chunk: [N] each.
+// Losses and, without kernels, log-sum-exp of all rows, chunk by chunk: [N] each.
 RowLosses all_row_losses(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets) {
   const int64_t num_rows = x.size(0);
-  const int64_t step = rows_per_chunk(weight.size(0));
+  const int64_t step = rows_per_chunk(x, weight.size(0));
   const at::TensorOptions options = x.options().dtype(accumulation_type(x.scalar_type()));
   RowLosses all{.log_sum_exp = at::empty({num_rows}, options), .loss = at::empty({num_rows}, options)};
   for (int64_t begin = 0; begin < num_rows; begin += step) {
     const int64_t count = std::min(step, num_rows - begin);
-    const at::Tensor logits = at::mm(x.narrow(0, begin, count), weight.t());  // [C, V]
     const at::Tensor target = targets.narrow(0, begin, count);
+    if (on_kernel_path(x)) {
+      softmax_kernel(padded_logits(x.narrow(0, begin, count), weight), target,
+                     all.loss.narrow(0, begin, count), /*gradient=*/false, {});
+      continue;
+    }
+    const at::Tensor logits = at::mm(x.narrow(0, begin, count), weight.t());  // [C, V]
     const RowLosses part = uses_loops(x) ? row_losses_cpu(logits, target) : row_losses_aten(logits, target);
     all.log_sum_exp.narrow(0, begin, count).copy_(part.log_sum_exp);
     all.loss.narrow(0, begin, count).copy_(part.loss);
@@ -86,14 +96,35 @@ void check_arguments(const at::Tensor& x, const Weight& weight, const at::Tensor
                       vocabulary, kIgnoreTarget, target[i], i);
 }
 
+// One chunk of the backward: (eq. 3) from the logits computed again.
+at::Tensor chunk_gradient(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
+                          const at::Tensor& log_sum_exp, const at::Tensor& scale) {
+  if (on_kernel_path(x)) {
+    const at::Tensor logits = padded_logits(x, weight);
+    softmax_kernel(logits, targets, {}, /*gradient=*/true, scale);
+    return logits;
+  }
+  const at::Tensor logits = at::mm(x, weight.t());  // [C, V]
+  return uses_loops(x) ? logit_gradient_cpu(logits, targets, log_sum_exp, scale)
+                       : logit_gradient_aten(logits, targets, log_sum_exp, scale);
+}
+
 class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossEntropyFunction> {
  public:
+  // keep: a backward may follow
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& value, const at::Tensor& targets,
-                            const std::optional<at::Tensor>& /*anchor*/, const Weight& weight) {
-    const RowLosses rows = all_row_losses(x, value, targets);
-    ctx->save_for_backward({x, value, targets, rows.log_sum_exp});
+                            const std::optional<at::Tensor>& /*anchor*/, const Weight& weight, bool keep) {
     ctx->saved_data["sink"] = weight.sink;
+    if (keep && on_kernel_path(x) && x.size(0) * value.size(0) <= kKeptLogits) {
+      const at::Tensor logits = padded_logits(x, value);  // [N, V]
+      const at::Tensor loss = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+      softmax_kernel(logits, targets, loss, /*gradient=*/true, {});
+      ctx->save_for_backward({x, value, targets, at::Tensor(), logits});
+      return sum_of_losses(loss);
+    }
+    const RowLosses rows = all_row_losses(x, value, targets);
+    ctx->save_for_backward({x, value, targets, rows.log_sum_exp, at::Tensor()});
     return sum_of_losses(rows.loss);
   }
 
@@ -108,26 +139,49 @@ class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossE
     const at::Tensor& scale = gradients[0];
     const bool needs_x = ctx->needs_input_grad(0);
     const bool needs_weight = sink.defined() || ctx->needs_input_grad(1);
+    if (saved[4].defined()) return from_kept(x, value, saved[4], sink, scale, needs_x, needs_weight);
     at::Tensor dw = sink;  // [V, D]
-    if (needs_weight && !sink.defined()) dw = at::zeros(value.sizes(), log_sum_exp.options());
+    if (needs_weight && !sink.defined())
+      dw = at::zeros(value.sizes(), value.options().dtype(accumulation_type(value.scalar_type())));
     at::Tensor dx = needs_x ? at::empty_like(x, at::MemoryFormat::Contiguous) : at::Tensor();  // [N, D]
-    const int64_t step = rows_per_chunk(value.size(0));
+    const int64_t step = rows_per_chunk(x, value.size(0));
     for (int64_t begin = 0; begin < x.size(0); begin += step) {
       const int64_t count = std::min(step, x.size(0) - begin);
       const at::Tensor part = x.narrow(0, begin, count);
-      const at::Tensor logits = at::mm(part, value.t());  // [C, V]
-      const at::Tensor target = targets.narrow(0, begin, count);
-      const at::Tensor lse = log_sum_exp.narrow(0, begin, count);
-      const at::Tensor dlogits = uses_loops(x) ? logit_gradient_cpu(logits, target, lse, scale)
-                                               : logit_gradient_aten(logits, target, lse, scale);
+      const at::Tensor lse = log_sum_exp.defined() ? log_sum_exp.narrow(0, begin, count) : at::Tensor();
+      const at::Tensor dlogits =
+          chunk_gradient(part, value, targets.narrow(0, begin, count), lse, scale);  // [C, V]
       if (needs_x) {
         at::Tensor rows = dx.narrow(0, begin, count);
         at::mm_out(rows, dlogits, value);  // (eq. 4)
       }
       if (needs_weight) add_outer_product(dw, dlogits, part);  // (eq. 5)
     }
-    if (sink.defined() || !needs_weight) return {dx, {}, {}, {}, {}};
-    return {dx, dw.to(value.scalar_type()), {}, {}, {}};
+    if (sink.defined() || !needs_weight) return {dx, {}, {}, {}, {}, {}};
+    return {dx, dw.to(value.scalar_type()), {}, {}, {}, {}};
+  }
+
+ private:
+  // The kept gradient [N, V] is that of a scale of 1, which forward could not know: the products are scaled
+  // before they are rounded.
+  static torch::autograd::variable_list from_kept(const at::Tensor& x, const at::Tensor& value,
+                                                  const at::Tensor& dlogits, const at::Tensor& sink,
+                                                  const at::Tensor& scale, bool needs_x, bool needs_weight) {
+    const auto product = [](const at::Tensor& a, const at::Tensor& b) {  // in fp32
+      return a.scalar_type() == at::kFloat ? at::mm(a, b) : at::mm(a, b, at::kFloat);
+    };
+    torch::autograd::variable_list result(6);
+    if (needs_x) {
+      result[0] = at::empty(x.sizes(), x.options());
+      at::mul_out(result[0], product(dlogits, value), scale);  // (eq. 4)
+    }
+    if (!needs_weight) return result;
+    const at::Tensor dw = product(dlogits.t(), x);  // (eq. 5)
+    if (sink.defined())
+      at::Tensor(sink).addcmul_(dw, scale);
+    else
+      result[1] = (dw * scale).to(value.scalar_type());
+    return result;
   }
 };
 
@@ -137,8 +191,10 @@ class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossE
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Weight& weight, const at::Tensor& targets) {
   const at::Tensor ids = targets.defined() ? targets.contiguous() : targets;
   linear_cross_entropy_detail::check_arguments(x, weight, ids);
+  const bool keep = at::GradMode::is_enabled() &&
+                    (weight.sink.defined() || x.requires_grad() || weight.value.requires_grad());
   return linear_cross_entropy_detail::LinearCrossEntropyFunction::apply(
-      x, weight.value, ids, optional_input(gradient_anchor(weight)), weight);
+      x, weight.value, ids, optional_input(gradient_anchor(weight)), weight, keep);
 }
 
 at::Tensor linear_cross_entropy_rows(const at::Tensor& x, const at::Tensor& weight,

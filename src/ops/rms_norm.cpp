@@ -32,11 +32,14 @@ class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
               .weight = value.to(accumulation_type(x.scalar_type())),
               .eps = eps,
               .activation = activation};
-    const Outputs out = uses_loops(x) ? forward_cpu(in) : forward_aten(in);
-    // Where storage and accumulation share a dtype the rounded sum is the sum that was normalised.
-    const bool sum_is_exact = residual.defined() && x.scalar_type() == accumulation_type(x.scalar_type());
+    const bool in_kernel = on_kernel_path(in.x);
+    const Outputs out = in_kernel ? forward_kernel(in) : uses_loops(x) ? forward_cpu(in) : forward_aten(in);
+    // Where storage and accumulation share a dtype the rounded sum is the sum that was normalised. The
+    // kernels take it for that in bf16, too: one array to keep and to read instead of two.
+    const bool keeps_sum =
+        residual.defined() && (in_kernel || x.scalar_type() == accumulation_type(x.scalar_type()));
     const at::Tensor sum = out.sum.defined() ? at::_unsafe_view(out.sum, x.sizes()) : out.sum;
-    if (sum_is_exact)
+    if (keeps_sum)
       ctx->save_for_backward({sum, at::Tensor(), gate, value, out.rstd});
     else
       ctx->save_for_backward({x, residual, gate, value, out.rstd});
@@ -63,13 +66,14 @@ class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
     const at::Tensor dsum = gradients.size() > 1 ? as_rows(gradients[1], width) : at::Tensor();
     if (!gradients[0].defined() && !dsum.defined()) return torch::autograd::variable_list(8);
     const at::Tensor dy = gradients[0].defined() ? as_rows(gradients[0], width) : at::zeros_like(in.x);
-    const Gradients out =
-        uses_loops(in.x) ? backward_cpu(in, saved[4], dy, dsum) : backward_aten(in, saved[4], dy, dsum);
+    const at::Tensor sink = ctx->saved_data["sink"].toTensor();
+    const Gradients out = on_kernel_path(in.x) ? backward_kernel(in, saved[4], dy, dsum, sink)
+                          : uses_loops(in.x)   ? backward_cpu(in, saved[4], dy, dsum)
+                                               : backward_aten(in, saved[4], dy, dsum);
     const at::Tensor dx = out.dx.view(saved[0].sizes());
     const at::Tensor dgate = out.dgate.defined() ? out.dgate.view(saved[2].sizes()) : out.dgate;
-    const at::Tensor sink = ctx->saved_data["sink"].toTensor();
     at::Tensor dw;
-    if (sink.defined() || ctx->needs_input_grad(1))
+    if (out.dweight.defined() && (sink.defined() || ctx->needs_input_grad(1)))
       dw = deliver_gradient(sink, out.dweight, value.scalar_type());
     const at::Tensor dresidual = gradients.size() > 1 ? dx : at::Tensor();
     return {dx, dw, dresidual, dgate, {}, {}, {}, {}};

@@ -33,6 +33,7 @@ class SwigluFunction : public torch::autograd::Function<SwigluFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gate_up) {
     ctx->save_for_backward({gate_up});
     const at::Tensor rows = gate_up.contiguous();
+    if (on_kernel_path(rows)) return forward_kernel(rows);
     return uses_loops(rows) ? forward_cpu(rows) : forward_aten(rows);
   }
 
@@ -40,6 +41,7 @@ class SwigluFunction : public torch::autograd::Function<SwigluFunction> {
                                                  const torch::autograd::variable_list& gradients) {
     const at::Tensor rows = ctx->get_saved_variables()[0].contiguous();  // [N, 2 * I]
     const at::Tensor dz = gradients[0].contiguous();                     // [N, I]
+    if (on_kernel_path(rows)) return {backward_kernel(rows, dz)};
     return {uses_loops(rows) ? backward_cpu(rows, dz) : backward_aten(rows, dz)};
   }
 };

@@ -1,5 +1,5 @@
-// The two implementations of the softmax steps of ops/linear_cross_entropy.h: loops for float32 and float64
-// on CPU, ATen for everything else. Tests hold one against the other.
+// The implementations of the softmax steps of ops/linear_cross_entropy.h: loops for float32 and float64 on
+// CPU, kernels for bf16 and float32 on CUDA, ATen for everything else. Tests hold one against the other.
 #pragma once
 
 #include "tensor/fwd.h"
@@ -23,5 +23,16 @@ at::Tensor logit_gradient_cpu(const at::Tensor& logits, const at::Tensor& target
                               const at::Tensor& log_sum_exp, const at::Tensor& scale);
 at::Tensor logit_gradient_aten(const at::Tensor& logits, const at::Tensor& targets,
                                const at::Tensor& log_sum_exp, const at::Tensor& scale);
+
+bool on_kernel_path(const at::Tensor& x);
+
+/// x W^T for the rows of x: [C, V], the rows padded to whole vectors in memory.
+at::Tensor padded_logits(const at::Tensor& x, const at::Tensor& weight);
+
+/// Of logits as padded_logits() gives them. Writes the losses into `loss` [C] fp32 unless that is undefined;
+/// with `gradient`, replaces the logits by scale * (softmax - one_hot(target)), 0 for ignored targets. scale:
+/// one fp32 number on the device, undefined: 1.
+void softmax_kernel(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& loss,
+                    bool gradient, const at::Tensor& scale);
 
 }  // namespace osdn::ops::linear_cross_entropy_detail

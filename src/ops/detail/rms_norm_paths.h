@@ -1,5 +1,5 @@
-// The two implementations behind ops/rms_norm.h: loops for float32 and float64 on CPU, ATen for everything
-// else. Tests hold one against the other.
+// The implementations behind ops/rms_norm.h: loops for float32 and float64 on CPU, kernels for bf16 and
+// float32 on CUDA, ATen for everything else. Tests hold one against the other.
 #pragma once
 
 #include "ops/rms_norm.h"
@@ -26,7 +26,7 @@ struct Outputs {
 struct Gradients {
   at::Tensor dx;       // [R, D] of x and of the residual
   at::Tensor dgate;    // [R, D] only with a gate
-  at::Tensor dweight;  // [D] accumulation dtype
+  at::Tensor dweight;  // [D] accumulation dtype; undefined where it went to a sink already
 };
 
 /// float32 and float64 on CPU.
@@ -34,6 +34,14 @@ Outputs forward_cpu(const Inputs& inputs);
 /// dy [R, D]; dsum [R, D] or undefined: the gradient that reaches x + residual from elsewhere.
 Gradients backward_cpu(const Inputs& inputs, const at::Tensor& rstd, const at::Tensor& dy,
                        const at::Tensor& dsum);
+
+/// Rows the kernels take: bf16 or float32 on CUDA, of a width that divides into 16 bytes.
+bool on_kernel_path(const at::Tensor& rows);
+Outputs forward_kernel(const Inputs& inputs);
+/// inputs.x is what was normalised, without a residual. The weight's gradient is added to `sink`, [D] fp32;
+/// where there is none it is returned.
+Gradients backward_kernel(const Inputs& inputs, const at::Tensor& rstd, const at::Tensor& dy,
+                          const at::Tensor& dsum, const at::Tensor& sink);
 
 Outputs forward_aten(const Inputs& inputs);
 Gradients backward_aten(const Inputs& inputs, const at::Tensor& rstd, const at::Tensor& dy,

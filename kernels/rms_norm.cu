@@ -1,0 +1,296 @@
+// RMS normalisation (docs/ops/rms_norm.md, eq. 1-6). L lanes hold a row, C vectors of 16 bytes each; a block
+// of 256 threads takes 256 / L rows at a time and goes on with a stride of the grid, the weight in shared
+// memory. The grid depends on the sizes alone, so that the sums of the weight's gradient have one order:
+// a lane over its rows, the row groups of a block, then the blocks. Memory-bound: every array read or written
+// once. Any architecture from sm_80.
+#include "kernels/rms_norm.h"
+
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "base/cuda.h"
+#include "kernels/common/activation.cuh"
+#include "kernels/common/warp.cuh"
+#include "kernels/detail/column_sum.cuh"
+
+namespace osdn::kernels {
+namespace rms_norm_detail {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <typename T>
+constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+
+/// How a row lies on the lanes.
+template <typename T, int Lanes, int Vectors>
+struct Shape {
+  using Type = T;
+  static constexpr int L = Lanes;
+  static constexpr int C = Vectors;
+  static constexpr int V = kVector<T>;
+  static constexpr int kGroups = kThreads / L;  // rows of a block at a time
+  static constexpr int kBlocks = C == 1 ? 132 * 8 : 132 * 2;
+  static int64_t blocks(int64_t num_rows) {
+    return std::clamp<int64_t>((num_rows + kGroups - 1) / kGroups, 1, kBlocks);
+  }
+};
+
+/// Sum over the L lanes of a row, the same bits in all of them. `buffer`: one of two that alternate from call
+/// to call, so that one barrier a call is enough.
+template <typename S>
+__device__ float row_sum(float value, float (&buffer)[kThreads / kWarpSize]) {
+#pragma unroll
+  for (int distance = (S::L < kWarpSize ? S::L : kWarpSize) / 2; distance > 0; distance /= 2)
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  if constexpr (S::L > kWarpSize) {
+    constexpr int kWarps = S::L / kWarpSize;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+    if (threadIdx.x % kWarpSize == 0) buffer[warp] = value;
+    __syncthreads();
+    value = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) value += buffer[warp / kWarps * kWarps + w];
+  }
+  return value;
+}
+
+/// The thread's place: its row group and the columns of its vectors.
+template <typename S>
+struct Place {
+  int64_t width;
+  int group = static_cast<int>(threadIdx.x) / S::L;
+  int lane = static_cast<int>(threadIdx.x) % S::L;
+
+  __device__ int column(int c) const { return (c * S::L + lane) * S::V; }
+  __device__ bool holds(int c) const { return column(c) < width; }
+};
+
+__device__ inline void load_weight(const float* weight, int64_t width, float* shared) {
+  for (int64_t i = threadIdx.x; i < width; i += kThreads) shared[i] = weight[i];
+  __syncthreads();
+}
+
+template <typename S>
+__device__ Row<typename S::Type, S::V> load(const void* array, int64_t row, const Place<S>& place, int c) {
+  using T = typename S::Type;
+  return load_row<T, S::V>(static_cast<const T*>(array) + row * place.width + place.column(c));
+}
+
+template <typename S>
+__device__ void store(void* array, int64_t row, const Place<S>& place, int c, const float (&values)[S::V]) {
+  using T = typename S::Type;
+  store_row<T, S::V>(static_cast<T*>(array) + row * place.width + place.column(c), values, true);
+}
+
+template <typename S>
+__global__ void __launch_bounds__(kThreads, 2)
+    forward_kernel(const __grid_constant__ RmsNormForwardArgs args) {
+  extern __shared__ float weight[];  // [D]
+  __shared__ float sums[2][kThreads / kWarpSize];
+  const RmsNormInputs& in = args.in;
+  const Place<S> place{.width = in.width};
+  load_weight(in.weight, in.width, weight);
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * S::kGroups;
+  int turn = 0;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * S::kGroups; first < in.num_rows;
+       first += stride, turn ^= 1) {
+    const int64_t row = first + place.group;
+    const bool valid = row < in.num_rows;
+    float z[S::C][S::V] = {};
+    Row<typename S::Type, S::V> gates[S::C];
+    float squares = 0;
+#pragma unroll
+    for (int c = 0; c < S::C; ++c) {
+      if (!valid || !place.holds(c)) continue;
+      load(in.x, row, place, c).unpack(z[c]);
+      if (args.residual != nullptr) {
+        float other[S::V];
+        load(args.residual, row, place, c).unpack(other);
+#pragma unroll
+        for (int i = 0; i < S::V; ++i) z[c][i] += other[i];
+      }
+      if (in.gate != nullptr) gates[c] = load(in.gate, row, place, c);
+#pragma unroll
+      for (int i = 0; i < S::V; ++i) squares = fmaf(z[c][i], z[c][i], squares);
+    }
+    squares = row_sum<S>(squares, sums[turn]);
+    const float rstd = rsqrtf(squares / static_cast<float>(in.width) + args.eps);  // (eq. 1)
+    if (!valid) continue;
+    if (place.lane == 0) args.rstd[row] = rstd;
+#pragma unroll
+    for (int c = 0; c < S::C; ++c) {
+      if (!place.holds(c)) continue;
+      if (args.residual != nullptr) store(args.sum, row, place, c, z[c]);
+      float gate[S::V];
+      if (in.gate != nullptr) gates[c].unpack(gate);
+      float y[S::V];
+#pragma unroll
+      for (int i = 0; i < S::V; ++i) {
+        y[i] = z[c][i] * rstd * weight[place.column(c) + i];  // (eq. 2)
+        if (in.gate != nullptr) y[i] *= in.swish ? gate[i] * sigmoid(gate[i]) : sigmoid(gate[i]);
+      }
+      store(args.y, row, place, c, y);
+    }
+  }
+}
+
+template <typename S, bool Gated>
+__global__ void __launch_bounds__(kThreads, 2)
+    backward_kernel(const __grid_constant__ RmsNormBackwardArgs args) {
+  extern __shared__ float weight[];  // [D], then the block's sum of the weight's gradient
+  __shared__ float sums[2][kThreads / kWarpSize];
+  const RmsNormInputs& in = args.in;
+  const Place<S> place{.width = in.width};
+  load_weight(in.weight, in.width, weight);
+  float d_weight[S::C][S::V] = {};
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * S::kGroups;
+  int turn = 0;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * S::kGroups; first < in.num_rows;
+       first += stride, turn ^= 1) {
+    const int64_t row = first + place.group;
+    const bool valid = row < in.num_rows;
+    const float rstd = valid ? args.rstd[row] : 0.0f;
+    // As they lie in memory: half the registers of fp32 while the row waits for its sum.
+    Row<typename S::Type, S::V> x_rows[S::C];
+    Row<typename S::Type, S::V> dn_rows[S::C];  // upstream of the norm, before the weight
+    Row<typename S::Type, S::V> sum_rows[S::C];
+    float dot = 0;
+#pragma unroll
+    for (int c = 0; c < S::C; ++c) {
+      if (!valid || !place.holds(c)) continue;
+      x_rows[c] = load(in.x, row, place, c);
+      dn_rows[c] = load(args.d_y, row, place, c);
+      if (args.d_sum != nullptr) sum_rows[c] = load(args.d_sum, row, place, c);
+    }
+    float gate_factor[Gated ? S::C : 1][S::V];  // act(gate)
+#pragma unroll
+    for (int c = 0; c < S::C; ++c) {
+      if (!valid || !place.holds(c)) continue;
+      float normalized[S::V];
+      float dn[S::V];
+      x_rows[c].unpack(normalized);
+      dn_rows[c].unpack(dn);
+#pragma unroll
+      for (int i = 0; i < S::V; ++i) normalized[i] *= rstd;
+      if constexpr (Gated) {
+        float gate[S::V];
+        float d_gate[S::V];
+        load(in.gate, row, place, c).unpack(gate);
+#pragma unroll
+        for (int i = 0; i < S::V; ++i) {
+          const float s = sigmoid(gate[i]);
+          const float slope = in.swish ? silu_slope(gate[i], s) : s * (1.0f - s);
+          d_gate[i] = dn[i] * normalized[i] * weight[place.column(c) + i] * slope;  // (eq. 6)
+          gate_factor[c][i] = in.swish ? gate[i] * s : s;
+          dn[i] *= gate_factor[c][i];  // (eq. 5)
+        }
+        store(args.d_gate, row, place, c, d_gate);
+      }
+#pragma unroll
+      for (int i = 0; i < S::V; ++i) {
+        d_weight[c][i] = fmaf(dn[i], normalized[i], d_weight[c][i]);  // (eq. 4)
+        dot = fmaf(dn[i] * weight[place.column(c) + i], normalized[i], dot);
+      }
+    }
+    const float mean = row_sum<S>(dot, sums[turn]) / static_cast<float>(in.width);
+    if (!valid) continue;
+#pragma unroll
+    for (int c = 0; c < S::C; ++c) {
+      if (!place.holds(c)) continue;
+      float normalized[S::V];
+      float dx[S::V];
+      x_rows[c].unpack(normalized);
+      dn_rows[c].unpack(dx);
+      float d_sum[S::V] = {};
+      if (args.d_sum != nullptr) sum_rows[c].unpack(d_sum);
+#pragma unroll
+      for (int i = 0; i < S::V; ++i) {
+        float weighted = dx[i] * weight[place.column(c) + i];
+        if constexpr (Gated) weighted *= gate_factor[c][i];
+        dx[i] = fmaf(rstd, weighted - normalized[i] * rstd * mean, d_sum[i]);  // (eq. 3)
+      }
+      store(args.d_x, row, place, c, dx);
+    }
+  }
+  // The weight is not needed any more. Row groups add one after the other.
+  for (int group = 0; group < S::kGroups; ++group) {
+    __syncthreads();
+    if (place.group != group) continue;
+#pragma unroll
+    for (int c = 0; c < S::C; ++c) {
+      if (!place.holds(c)) continue;
+#pragma unroll
+      for (int i = 0; i < S::V; ++i) {
+        float& sum = weight[place.column(c) + i];
+        sum = group == 0 ? d_weight[c][i] : sum + d_weight[c][i];
+      }
+    }
+  }
+  __syncthreads();
+  for (int64_t i = threadIdx.x; i < in.width; i += kThreads)
+    args.partials[blockIdx.x * in.width + i] = weight[i];
+}
+
+/// Calls run(Shape<...>()) for the narrowest shape that holds a row.
+template <typename Run>
+auto dispatch(int64_t width, bool bf16, const Run& run) {
+  const auto by_width = [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t vectors = width / kVector<T>;
+    if (vectors <= 16) return run(Shape<T, 16, 1>());
+    if (vectors <= 32) return run(Shape<T, 32, 1>());
+    if (vectors <= 128) return run(Shape<T, 32, 4>());
+    if (vectors <= 256) return run(Shape<T, 64, 4>());
+    return run(Shape<T, 256, 4>());
+  };
+  if (bf16) return by_width(__nv_bfloat16());
+  return by_width(float());
+}
+
+void check_width(const RmsNormInputs& in) {
+  const int64_t vector = in.bf16 ? kVector<__nv_bfloat16> : kVector<float>;
+  const bool fits = in.width > 0 && in.width % vector == 0 && in.width <= rms_norm_max_width(in.bf16);
+  OSDN_CUDA_CHECK(fits ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+}  // namespace
+}  // namespace rms_norm_detail
+
+int64_t rms_norm_num_partials(int64_t num_rows, int64_t width, bool bf16) {
+  return rms_norm_detail::dispatch(width, bf16,
+                                   [&](auto shape) { return decltype(shape)::blocks(num_rows); });
+}
+
+void launch(const RmsNormForwardArgs& args, CUstream_st* stream) {
+  namespace detail = rms_norm_detail;
+  detail::check_width(args.in);
+  if (args.in.num_rows == 0) return;
+  detail::dispatch(args.in.width, args.in.bf16, [&](auto shape) {
+    using S = decltype(shape);
+    const auto blocks = static_cast<unsigned>(S::blocks(args.in.num_rows));
+    const auto bytes = static_cast<size_t>(args.in.width) * sizeof(float);
+    detail::forward_kernel<S><<<blocks, detail::kThreads, bytes, stream>>>(args);
+  });
+  OSDN_CUDA_CHECK(cudaGetLastError());
+}
+
+void launch(const RmsNormBackwardArgs& args, CUstream_st* stream) {
+  namespace detail = rms_norm_detail;
+  detail::check_width(args.in);
+  detail::dispatch(args.in.width, args.in.bf16, [&](auto shape) {
+    using S = decltype(shape);
+    const auto blocks = static_cast<unsigned>(S::blocks(args.in.num_rows));
+    const auto bytes = static_cast<size_t>(args.in.width) * sizeof(float);
+    const auto kernel =
+        args.in.gate != nullptr ? detail::backward_kernel<S, true> : detail::backward_kernel<S, false>;
+    kernel<<<blocks, detail::kThreads, bytes, stream>>>(args);
+  });
+  OSDN_CUDA_CHECK(cudaGetLastError());
+  launch_column_sum(args.partials, rms_norm_num_partials(args.in.num_rows, args.in.width, args.in.bf16),
+                    args.in.width, args.d_weight, args.accumulate, stream);
+}
+
+}  // namespace osdn::kernels

@@ -1,36 +1,67 @@
 #!/usr/bin/env bash
-# Runs the op benchmarks of the release build: JSON lines on stdout; a case that fails its check is not timed.
-#   scripts/bench.sh                       all ops, then writes docs/benchmarks/<gpu or cpu>.md: machine, commit, a row a case
-#   scripts/bench.sh OP...                 these ops alone, writes nothing
+# Runs the benchmarks of the release build (`osdn bench`): JSON lines on stdout; a case that fails its check is not timed.
+#   scripts/bench.sh                       all ops, then writes docs/benchmarks/<gpu or cpu>.md: machine, commit, a row a case,
+#                                          what peers (docs/benchmarks/peers.jsonl) need on the same machine beside it
+#   scripts/bench.sh ARGUMENT...           `osdn bench ARGUMENT...` alone, writes nothing
 #   scripts/bench.sh --page LINES MACHINE [RUN...]
 #                                          only writes the page, from lines recorded on MACHINE ("NVIDIA H200") and the
 #                                          metrics of training runs there; a line measured at another commit names it
 #                                          in a field "commit"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-ops_table() {  # lines
-  echo "| op | pass | shape | dtype | device | ms | spread | GB/s | TFLOP/s | share of bound | share of step | measured at |"
-  echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
-  awk '
-    function value(name,    found) {
-      if (!match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")) return ""
-      found = substr($0, RSTART, RLENGTH)
-      sub(/^"[^"]*": /, "", found)
-      gsub(/"/, "", found)
-      return found
-    }
+peers=docs/benchmarks/peers.jsonl
+
+# value(name): a field of the JSON line in $0, without quotes.
+awk_value='
+  function value(name,    found) {
+    if (!match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")) return ""
+    found = substr($0, RSTART, RLENGTH)
+    sub(/^"[^"]*": /, "", found)
+    gsub(/"/, "", found)
+    return found
+  }
+'
+
+ops_table() {  # lines, machine
+  echo "| op | pass | shape | gate | write key | dtype | device | ms | spread | graph ms | GB/s | TFLOP/s | share of bound | share of step | best peer ms | times faster | measured at |"
+  echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+  awk -v machine="$2" "$awk_value"'
     function known(number) { return number + 0 > 0 ? number : "" }
+    function keep_best(pass, ms,    key) {
+      key = value("op") "|" pass "|" value("shape") "|" value("gate") "|" value("write_key") "|" value("dtype")
+      if (ms != "" && (!(key in peer) || ms + 0 < peer[key] + 0)) peer[key] = ms
+    }
+    FNR == NR {
+      if (value("machine") == machine) { keep_best("forward", value("forward_ms")); keep_best("forward+backward", value("forward_backward_ms")) }
+      next
+    }
     {
       op = value("op"); pass = value("pass"); ms = value("median_ms")
-      head = "| " op " | " pass " | " value("shape") " | " value("dtype") " | " value("device") " | "
-      if (/"failed"/) { print head value("failed") " | | | | | | " value("commit") " |"; next }
+      key = op "|" pass "|" value("shape") "|" value("gate") "|" value("write_key") "|" value("dtype")
+      head = "| " op " | " pass " | " value("shape") " | " value("gate") " | " value("write_key") " | " value("dtype") " | " value("device") " | "
+      if (/"failed"/) { print head value("failed") " | | | | | | | | | " value("commit") " |"; next }
       share = ""
       if (op == "step" && pass == "whole step") whole[value("device")] = ms
       else if (op == "step") share = sprintf("%.1f %%", 100 * ms / whole[value("device")])
-      print head ms " | " value("spread_ms") " | " known(value("gb_per_s")) " | " known(value("tflop_per_s")) " | " \
-        known(value("share_of_bound")) " | " share " | " value("commit") " |"
+      faster = key in peer && ms + 0 > 0 ? sprintf("%.1f", peer[key] / ms) : ""
+      print head ms " | " value("spread_ms") " | " value("graph_ms") " | " known(value("gb_per_s")) " | " known(value("tflop_per_s")) " | " \
+        known(value("share_of_bound")) " | " share " | " peer[key] " | " faster " | " value("commit") " |"
     }
-  ' "$1"
+  ' "$peers" "$1"
+}
+
+peers_table() {  # machine
+  awk -v machine="$1" "$awk_value"'
+    value("machine") == machine {
+      if (!any++) {
+        print "\n## Peers\n"
+        print "| peer | version | op | shape | gate | write key | dtype | forward ms | forward+backward ms | measured | by |"
+        print "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+      }
+      print "| " value("peer") " | " value("version") " | " value("op") " | " value("shape") " | " value("gate") " | " value("write_key") " | " \
+        value("dtype") " | " value("forward_ms") " | " value("forward_backward_ms") " | " value("date") " | " value("script") " |"
+    }
+  ' "$peers"
 }
 
 runs_table() {  # run directories
@@ -68,14 +99,18 @@ write_page() {  # lines, machine, name, run directories...
     echo "# Benchmarks on $machine"
     echo
     echo "Written by \`scripts/bench.sh\` at commit $(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown) on $(date -u +%Y-%m-%d)." \
-      "Times are medians in milliseconds, spread is the distance of the quartiles;" \
-      "the bound is the nearer of this machine's copy rate and its square matrix product of the same type." \
+      "Times are medians in milliseconds, spread is the distance of the quartiles; on a GPU with the L2 cache flushed before every run." \
+      "\`graph ms\` is the same work replayed from a CUDA graph, without the host's time to launch it." \
+      "Rates are of that time where there is one; bytes and operations are the least the op needs (every input, output and what a" \
+      "backward must find once), so the share of the bound says how far from the machine's limit it is:" \
+      "the nearer of its copy rate and its square matrix product of the same type." \
       "Rows of \`step\` add up one micro-batch, forward, backward and update; its parts are measured alone at the step's shapes." \
       "A row without a commit of its own was measured at the page's."
     echo
     echo "## Ops"
     echo
-    ops_table "$lines"
+    ops_table "$lines" "$machine"
+    peers_table "$machine"
     [ $# -eq 0 ] || runs_table "$@"
   } >"$page"
   say "wrote $page"
@@ -92,10 +127,10 @@ if [ "${1:-}" = --page ]; then
 fi
 
 scripts/setup.sh
-configure_and_build release osdn_bench
+configure_and_build release osdn
 lines=build/release/bench.jsonl
 code=0
-run build/release/bin/osdn_bench "$@" | tee "$lines" || code=$?
+run build/release/bin/osdn bench "$@" | tee "$lines" || code=$?
 [ $# -eq 0 ] || exit "$code"
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 || true)
 cpu=$(awk -F': ' '/^model name/ { print $2; exit }' /proc/cpuinfo)

@@ -8,6 +8,7 @@
 #include <string>
 #include <system_error>
 
+#include "apps/bench.h"
 #include "apps/config.h"
 #include "apps/eval.h"
 #include "apps/export.h"
@@ -75,6 +76,7 @@ int run(int argc, char** argv) {
   add_inspect(root);
   add_import(root);
   add_export(root);
+  add_bench(root);
   add_config(root);
   add_version(root);
   try {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "apps/bench/case.h"
 #include "tensor/gradient.h"
 #include "tensor/torch.h"
-#include "tests/bench/bench.h"
 
 namespace osdn::bench {
 

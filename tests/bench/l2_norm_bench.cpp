@@ -3,9 +3,9 @@
 
 #include <vector>
 
+#include "apps/bench/case.h"
 #include "ops/l2_norm.h"
 #include "tensor/torch.h"
-#include "tests/bench/bench.h"
 
 namespace osdn::bench {
 namespace {

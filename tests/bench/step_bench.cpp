@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 
+#include "apps/bench/case.h"
 #include "config/yaml.h"
 #include "model/init.h"
 #include "model/lm.h"
@@ -12,7 +13,6 @@
 #include "ops/short_conv.h"
 #include "optim/adamw.h"
 #include "optim/clip.h"
-#include "tests/bench/bench.h"
 #include "tests/bench/differentiable.h"
 
 namespace osdn::bench {
@@ -89,7 +89,7 @@ std::vector<Case> step_cases(at::Device device) {
   whole.pass = "whole step";
   whole.dtype = training_dtype(device);
   whole.device = device;
-  whole.flop = model::training_flops_per_token(model, vocab_size) * static_cast<double>(tokens);
+  whole.flop = model::training_flops_per_token(model, vocab_size, length) * static_cast<double>(tokens);
   whole.tolerance = 0.5;
   whole.error = [setup] { return std::isfinite(run_step(*setup)) ? 0.0 : 1.0; };
   whole.run = [setup] { run_step(*setup); };

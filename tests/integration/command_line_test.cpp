@@ -16,8 +16,8 @@ TEST_CASE("wrong usage ends with code 2, help and version with 0", "[command_lin
   CHECK(run_osdn({"config"}, folder.path()).exit_code == 2);
   CHECK(run_osdn({"--help"}, folder.path()).exit_code == 0);
   CHECK(run_osdn({"--version"}, folder.path()).out.find("LibTorch 2.11.") != std::string::npos);
-  for (const char* command :
-       {"train", "prepare", "tokenizer", "eval", "generate", "report", "inspect", "config", "version"}) {
+  for (const char* command : {"train", "prepare", "tokenizer", "eval", "generate", "report", "inspect",
+                              "bench", "config", "version"}) {
     INFO(command);
     const ProcessResult result = run_osdn({command, "--help"}, folder.path());
     CHECK(result.exit_code == 0);

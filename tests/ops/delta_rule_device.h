@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ops/delta_rule.h"
+#include "ops/detail/delta_rule.h"
 #include "tests/ops/delta_rule_cases.h"
 #include "tests/ops/delta_rule_rounded.h"
 #include "tests/support/poison.h"
@@ -126,35 +127,45 @@ inline std::vector<std::pair<std::string, at::Tensor>> named(const Result& resul
   return list;
 }
 
-/// delta_rule, its outputs poisoned, against the float64 chunk form.
+/// The kernels for any device, also where there are faster ones, while this lives.
+class PortableKernels {
+ public:
+  explicit PortableKernels(bool portable) { delta_rule_detail::set_portable_kernels(portable); }
+  ~PortableKernels() { delta_rule_detail::set_portable_kernels(false); }
+  PortableKernels(const PortableKernels&) = delete;
+  PortableKernels& operator=(const PortableKernels&) = delete;
+};
+
+/// delta_rule, its outputs poisoned, against the float64 chunk form; in bf16 also by the portable kernels.
 inline void check_against_float64(const DeltaRuleArgs& args) {
-  const Result truth = evaluate(chunk_form, delta_rule_test::to_double(args));
-  const Result found = [&] {
-    const osdn::test::PoisonedMemory poisoned;
-    return evaluate(delta_rule, args);
-  }();
+  const auto expected = named(evaluate(chunk_form, delta_rule_test::to_double(args)));
   const bool bf16 = args.q.scalar_type() == at::kBFloat16;
-  const auto expected = named(truth);
-  const auto actual = named(found);
-  REQUIRE(actual.size() == expected.size());
-  std::optional<std::vector<std::pair<std::string, at::Tensor>>> rounded;  // made where the plain bound fails
-  for (size_t i = 0; i < expected.size(); ++i) {
-    INFO(expected[i].first);
-    REQUIRE(actual[i].second.sizes() == expected[i].second.sizes());
-    CHECK(at::isfinite(actual[i].second).all().item<bool>());
-    const double error = device_error(actual[i].second, expected[i].second);
-    double allowed = bf16 ? kBf16Bound : kFp32Bound;
-    if (bf16 && error > allowed) {
-      if (!rounded) rounded = named(evaluate(delta_rule_rounded::chunk_form, args));
-      const double reference = device_error((*rounded)[i].second, expected[i].second);
-      INFO("the rounded chunk form has " << reference);
-      if (std::isfinite(reference)) allowed = std::max(allowed, kReferenceFactor * reference);
+  std::vector<std::pair<std::string, at::Tensor>>
+      rounded;  // of the rounded form, made where the plain bound fails
+  const auto allowed_error = [&](size_t i) {
+    if (rounded.empty()) rounded = named(evaluate(delta_rule_rounded::chunk_form, args));
+    const double reference = device_error(rounded[i].second, expected[i].second);
+    return std::isfinite(reference) ? std::max(kBf16Bound, kReferenceFactor * reference) : kBf16Bound;
+  };
+  for (const bool portable : {false, true}) {
+    if (portable && !bf16) break;
+    CAPTURE(portable);
+    const PortableKernels kernels(portable);
+    const auto actual = [&] {
+      const osdn::test::PoisonedMemory poisoned;
+      return named(evaluate(delta_rule, args));
+    }();
+    REQUIRE(actual.size() == expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      INFO(expected[i].first);
+      REQUIRE(actual[i].second.sizes() == expected[i].second.sizes());
+      CHECK(at::isfinite(actual[i].second).all().item<bool>());
+      const double error = device_error(actual[i].second, expected[i].second);
+      double allowed = bf16 ? kBf16Bound : kFp32Bound;
+      if (bf16 && error > allowed) allowed = allowed_error(i);
       INFO("relative RMS error " << error << ", allowed " << allowed);
       CHECK(error <= allowed);
-      continue;
     }
-    INFO("relative RMS error " << error << ", allowed " << allowed);
-    CHECK(error <= allowed);
   }
 }
 

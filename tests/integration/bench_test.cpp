@@ -1,0 +1,52 @@
+// `osdn bench`: a JSON line a case, picked by options; what cannot be picked is refused.
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+
+namespace osdn::test {
+
+TEST_CASE("osdn bench prints a line of times and rates for every case that the options pick", "[bench]") {
+  const TemporaryDirectory folder;
+  const ProcessResult result = run_osdn(
+      {"bench", "delta_rule", "--device", "cpu", "--gate", "scalar", "--write-key", "given"}, folder.path());
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  std::istringstream lines(result.out);
+  std::vector<std::string> passes;
+  for (std::string line; std::getline(lines, line);) {
+    INFO(line);
+    const Json record = Json::parse(line);
+    CHECK(record["op"] == "delta_rule");
+    CHECK(record["gate"] == "scalar");
+    CHECK(record["write_key"] == "given");
+    CHECK(record["shape"] == "B8 T256 H3 K64 V64");
+    CHECK(record["device"] == "cpu");
+    CHECK(record["error"].get<double>() < 1e-4);
+    for (const char* number : {"median_ms", "gb_per_s", "tflop_per_s", "share_of_bound"})
+      CHECK(record[number].get<double>() > 0);
+    passes.push_back(record["pass"]);
+  }
+  CHECK(passes == std::vector<std::string>{"forward", "forward+backward"});
+}
+
+TEST_CASE("osdn bench refuses an unknown op, a choice without cases and a GPU that is not there", "[bench]") {
+  const TemporaryDirectory folder;
+  const ProcessResult unknown = run_osdn({"bench", "delta_rul"}, folder.path());
+  CHECK(unknown.exit_code == 2);
+  CHECK(unknown.err.find("bench: expected one of ") != std::string::npos);
+  CHECK(unknown.err.find("got \"delta_rul\"") != std::string::npos);
+  CHECK(run_osdn({"bench", "delta_rule", "--device", "cpu", "--shape", "T999"}, folder.path()).exit_code ==
+        2);
+  CHECK(run_osdn({"bench", "delta_rule", "--gate", "both"}, folder.path()).exit_code == 2);
+  const ProcessResult absent =
+      run_osdn({"bench", "delta_rule", "--device", "cuda"}, folder.path(), {{"CUDA_VISIBLE_DEVICES", ""}});
+  CHECK(absent.exit_code == 3);
+  CHECK(absent.err.find("no GPU") != std::string::npos);
+}
+
+}  // namespace osdn::test

@@ -45,7 +45,7 @@ std::string parameter_lines(const config::Config& config, const std::string& fil
         file);
   const int64_t count = model::count_parameters(model::parameter_specs(config.model, *vocab_size));
   return fmt::format("# parameters: {}\n# training FLOPs per token: {:.4g}\n", count,
-                     model::training_flops_per_token(config.model, *vocab_size));
+                     model::training_flops_per_token(config.model, *vocab_size, config.data.sequence_length));
 }
 
 }  // namespace

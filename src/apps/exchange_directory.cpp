@@ -55,8 +55,13 @@ class Tensors {
     if (found == by_name_.end())
       throw DataError("{}: tensor {} {} is missing", directory_, spec.name,
                       c10::str(at::IntArrayRef(spec.shape)));
-    const at::Tensor stored = std::move(found->second);
+    at::Tensor stored = std::move(found->second);
     by_name_.erase(found);
+    // Some code bases keep the rates of the decay as [1, 1, heads, 1].
+    const std::string rates = ".attn.A_log";
+    if (spec.name.size() > rates.size() && stored.dim() == 4 && stored.numel() == spec.num_elements() &&
+        spec.name.compare(spec.name.size() - rates.size(), rates.size(), rates) == 0)
+      stored = stored.reshape(spec.shape);
     if (stored.sizes() != at::IntArrayRef(spec.shape))
       throw DataError("{}: tensor {}: expected shape {} by config.json, got {}", directory_, spec.name,
                       c10::str(at::IntArrayRef(spec.shape)), c10::str(stored.sizes()));

@@ -223,6 +223,7 @@ void run_export(const Options& options) {
   put("generation_config.json", generation_config(config_options.ids).dump(2) + "\n");
   if (source.tokenizer) put("tokenizer.model", source.tokenizer->model_bytes());
   ExportDescription description{
+      .model_type = config["model_type"].get<std::string>(),
       .source = source.loaded.directory,
       .step = source.loaded.snapshot.step,
       .dtype = options.dtype,

@@ -10,6 +10,7 @@
 namespace osdn::apps {
 
 struct ExportDescription {
+  std::string model_type;  // of config.json
   std::string source;  // checkpoint directory
   int64_t step = 0;
   std::string dtype;

@@ -1,7 +1,7 @@
-// config.json of the two families of directories that DeltaNet models are exchanged in
-// (docs/formats/exchange.md): `delta_net` of flash-linear-attention and `osla_delta_net` of the OSDN authors.
-// Every key is known by name: read, demanded to have the one value that this program computes with, or listed
-// as harmless; anything else is refused.
+// config.json of the directories that models are exchanged in (docs/formats/exchange.md): delta_net,
+// gated_deltanet, kda and transformer of flash-linear-attention; osla_delta_net, os_gated_deltanet and os_kda
+// of the OSDN authors. Every key is known by name: read, demanded to have the one value that this program
+// computes with, or listed as harmless; anything else is refused.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct TokenIds {
 
 struct FlaModel {
   config::Model model;     // vocab_size is set; no preset
-  std::string model_type;  // delta_net | osla_delta_net
+  std::string model_type;  // as in the file
   TokenIds ids;
   std::string dtype;                       // torch_dtype or dtype, "" when neither is given
   int64_t max_position_embeddings = 2048;  // no part of the model: by custom the context it was trained with

@@ -76,6 +76,7 @@ const std::vector<HarmlessKey>& harmless_fla_keys() {
       {"tie_encoder_decoder", kOther},
       {"osgm_ema_alpha", kMode},
       {"osgm_ema_normalize", kMode},
+      {"osgm_post_gate_regret_chunk_size", kKernel},
   };
   return keys;
 }

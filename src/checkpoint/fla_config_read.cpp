@@ -1,46 +1,22 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <limits>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
-#include "checkpoint/detail/strict_json.h"
+#include "checkpoint/detail/fla_keys.h"
 #include "checkpoint/fla_config.h"
-#include "tensor/torch.h"
 
 namespace osdn::checkpoint {
-namespace fla_config_read_detail {
+namespace fla_detail {
+namespace {
 
 constexpr int kMaxConfigDepth = 8;
-// What the authors' kernels take for a null d_max.
-constexpr double kAuthorsNoUpperLimit = 1e9;
 
-/// A key that changes the mathematics and has one supported meaning.
-struct FixedKey {
-  const char* key;
-  std::vector<StrictJson> accepted;
-  const char* why;
-};
-
-const std::vector<FixedKey>& fixed_keys() {
+const std::vector<FixedKey>& common_fixed_keys() {
   static const std::vector<FixedKey> keys = {
-      {"attn", {nullptr}, "layers of softmax attention are not supported"},
       {"attnres_block_size", {nullptr}, "attention over depth is not supported"},
       {"hidden_act", {"swish", "silu"}, "the MLP is a SwiGLU"},
-      {"qk_norm", {"l2"}, "queries and keys are L2-normalised"},
-      {"qk_activation", {"silu"}, "queries and keys pass a SiLU"},
-      {"use_beta", {true}, "the write strength is learned"},
-      {"use_short_conv", {true}, "q, k and v pass a short convolution"},
-      {"conv_bias", {false}, "the convolutions have no bias"},
-      {"share_conv_kernel", {false}, "q, k and v have convolutions of their own"},
-      {"expand_k", {1}, "keys are as wide as the model"},
-      {"expand_v", {1}, "values are as wide as the model"},
-      {"norm_first", {false}, "blocks normalise their input (tensors attn_norm and mlp_norm)"},
-      {"use_rope", {false}, "there are no rotary embeddings"},
-      {"use_elu", {false}, "there is no ELU feature map"},
       {"is_encoder_decoder", {false}, "this is a decoder"},
       {"add_cross_attention", {false}, "this is a decoder"},
       {"quantization_config", {nullptr}, "weights are read as they are"},
@@ -49,94 +25,25 @@ const std::vector<FixedKey>& fixed_keys() {
   return keys;
 }
 
-const std::vector<FixedKey>& authors_fixed_keys() {
+const std::vector<FixedKey>& delta_fixed_keys() {
   static const std::vector<FixedKey> keys = {
-      {"use_osgm", {true}, "without it the authors' code runs another rule (OSLA)"},
-      {"osgm_decay_mode",
-       {"none", "constant", "data_dependent"},
-       "a learned rate per head and moving averages have no counterpart"},
-      {"osgm_beta_aware", {false}, "the authors' DeltaNet kernels are beta-free"},
-      {"allow_neg_eigval", {false}, "the authors' model code does not read it"},
+      {"use_short_conv", {true}, "q, k and v pass a short convolution"},
+      {"conv_bias", {false}, "the convolutions have no bias"},
+      {"share_conv_kernel", {false}, "q, k and v have convolutions of their own"},
+      {"norm_first", {false}, "blocks normalise their input (tensors attn_norm and mlp_norm)"},
+      {"use_rope", {false}, "there are no rotary embeddings outside attention layers"},
   };
   return keys;
 }
 
-/// Typed access that remembers which keys it has seen.
-class Reader {
- public:
-  Reader(const std::string& path, const StrictJson& json) : path_(path), json_(json) {}
-
-  const StrictJson* find(const char* key) {
-    known_.insert(key);
-    const auto found = json_.find(key);
-    return found == json_.end() || found->is_null() ? nullptr : &*found;
-  }
-  int64_t count(const char* key, int64_t otherwise) {
-    const StrictJson* value = find(key);
-    if (!value) return otherwise;
-    constexpr int64_t kLargest = int64_t{1} << 30;
-    if (!value->is_number_integer() || *value < 1 || *value > kLargest)
-      refuse(key, fmt::format("a whole number from 1 to {}", kLargest), *value);
-    return value->get<int64_t>();
-  }
-  double number(const char* key, double otherwise) {
-    const StrictJson* value = find(key);
-    if (!value) return otherwise;
-    if (!value->is_number()) refuse(key, "a number", *value);
-    return value->get<double>();
-  }
-  bool flag(const char* key, bool otherwise) {
-    const StrictJson* value = find(key);
-    if (!value) return otherwise;
-    if (!value->is_boolean()) refuse(key, "true or false", *value);
-    return value->get<bool>();
-  }
-  std::string text(const char* key, const std::string& otherwise) {
-    const StrictJson* value = find(key);
-    if (!value) return otherwise;
-    if (!value->is_string()) refuse(key, "a string", *value);
-    return value->get<std::string>();
-  }
-  /// Absent: `otherwise`; null: none; lists (several ends of a text) are no id of this program.
-  std::optional<int64_t> id(const char* key, std::optional<int64_t> otherwise) {
-    known_.insert(key);
-    const auto found = json_.find(key);
-    if (found == json_.end()) return otherwise;
-    if (found->is_null()) return std::nullopt;
-    if (!found->is_number_integer()) refuse(key, "a token id or null", *found);
-    const auto value = found->get<int64_t>();
-    return value < 0 ? std::nullopt : std::optional(value);
-  }
-  void demand(const FixedKey& fixed) {
-    known_.insert(fixed.key);
-    const auto found = json_.find(fixed.key);
-    if (found == json_.end()) return;
-    for (const StrictJson& accepted : fixed.accepted)
-      if (*found == accepted) return;
-    std::string expected;
-    for (const StrictJson& accepted : fixed.accepted)
-      expected += (expected.empty() ? "" : " or ") + accepted.dump();
-    refuse(fixed.key, fmt::format("{} ({})", expected, fixed.why), *found);
-  }
-  void pass(const std::string& key) { known_.insert(key); }
-  std::vector<std::string> unknown() const {
-    std::vector<std::string> names;
-    for (const auto& [key, value] : json_.items())
-      if (!known_.count(key)) names.push_back(key);
-    return names;
-  }
-  [[noreturn]] void refuse(const std::string& key, const std::string& expected,
-                           const StrictJson& value) const {
-    std::string got = value.dump();
-    if (got.size() > 80) got = got.substr(0, 80) + " ...";
-    throw UserError("{}: {}: expected {}, got {}", path_, key, expected, got);
-  }
-
- private:
-  const std::string& path_;
-  const StrictJson& json_;
-  std::set<std::string> known_;
-};
+const std::vector<FixedKey>& delta_net_fixed_keys() {
+  static const std::vector<FixedKey> keys = {
+      {"use_beta", {true}, "the write strength is learned"},
+      {"expand_k", {1}, "keys are as wide as the model"},
+      {"use_elu", {false}, "the feature map is named by qk_activation"},
+  };
+  return keys;
+}
 
 /// The peer's width: 256 * ceil(int(hidden * ratio * 2 / 3) / 256). Absent where it is this program's
 /// default.
@@ -149,33 +56,120 @@ std::optional<int64_t> intermediate_size(Reader& reader, int64_t hidden_size) {
   return std::max<int64_t>(1, (width + 255) / 256) * 256;
 }
 
-config::Osdn authors_osdn(const std::string& path, Reader& reader) {
-  for (const FixedKey& fixed : authors_fixed_keys()) reader.demand(fixed);
-  if (!reader.find("use_osgm"))
-    throw UserError(
-        "{}: use_osgm: expected true, got nothing (without it the authors' code runs another rule)", path);
-  config::Osdn osdn;
-  osdn.hypergradient = config::Hypergradient::kBetaFree;
-  // d0 is used as it was learned, also outside the box.
-  osdn.clamp_initial_scale = false;
-  osdn.step_size = reader.number("osgm_eta", 1.0);
-  osdn.divide_by_key_norm = reader.flag("osgm_use_denominator", false);
-  osdn.box = {reader.number("osgm_d_min", 0.0), reader.number("osgm_d_max", kAuthorsNoUpperLimit)};
-  const std::string mode = reader.text("osgm_decay_mode", "none");
-  if (mode == "none" && reader.flag("osgm_decay", false))
-    reader.refuse("osgm_decay", "false (a learned rate per head has no counterpart)", StrictJson(true));
-  reader.pass("osgm_decay");
-  const double rate = reader.number("osgm_decay_gamma", 0.999);
-  if (mode == "constant") {
-    if (!(rate > 0 && rate < 1))
-      reader.refuse("osgm_decay_gamma", "a number between 0 and 1", StrictJson(rate));
-    osdn.retention = config::Retention::kConstant;
-    osdn.retention_bias = static_cast<float>(std::log(rate / (1.0 - rate)));  // fp32, as their buffer
-  } else if (mode == "data_dependent") {
-    osdn.retention = config::Retention::kOwnGate;
+/// One entry of `attn`: layers and how they attend.
+config::Attention attention_entry(const Reader& parent, const StrictJson& json) {
+  if (!json.is_object()) parent.refuse("attn", "null, a section or a list of sections", json);
+  Reader reader(parent.path() + ": attn", json);
+  config::Attention attention;
+  const StrictJson* layers = reader.find("layers");
+  if (!layers || !layers->is_array()) reader.refuse("layers", "a list of layer numbers", json);
+  for (const StrictJson& layer : *layers) {
+    if (!layer.is_number_integer() || layer < 0 || layer > (1 << 20))
+      reader.refuse("layers", "a list of layer numbers", *layers);
+    attention.layers.push_back(layer.get<int64_t>());
   }
-  osdn.allow_unstable = osdn.box[1] > 2 || osdn.step_size > 2;
-  return osdn;
+  if (!reader.find("num_heads")) reader.refuse("num_heads", "a number of heads", json);
+  attention.num_heads = reader.count("num_heads", 0);
+  attention.num_kv_heads = reader.optional_count("num_kv_heads");
+  if (attention.num_kv_heads == attention.num_heads) attention.num_kv_heads.reset();
+  attention.window_size = reader.optional_count("window_size");
+  attention.rope_theta = reader.number("rope_theta", 10000.0);
+  attention.qkv_bias = reader.flag("qkv_bias", false);
+  if (const auto unknown = reader.unknown(); !unknown.empty())
+    throw UserError("{}: attn: unknown key {}", parent.path(), unknown.front());
+  return attention;
+}
+
+config::Attention read_hybrid(Reader& reader) {
+  const StrictJson* json = reader.find("attn");
+  if (!json) return {};
+  if (!json->is_array()) return attention_entry(reader, *json);
+  config::Attention all;
+  for (const StrictJson& item : *json) {
+    config::Attention next = attention_entry(reader, item);
+    const auto same = [](const config::Attention& a, const config::Attention& b) {
+      return a.num_heads == b.num_heads && a.num_kv_heads == b.num_kv_heads &&
+             a.window_size == b.window_size && a.rope_theta == b.rope_theta && a.qkv_bias == b.qkv_bias;
+    };
+    if (!all.layers.empty() && !same(all, next))
+      reader.refuse("attn", "the same settings for all of its layers", *json);
+    next.layers.insert(next.layers.begin(), all.layers.begin(), all.layers.end());
+    all = std::move(next);
+  }
+  return all;
+}
+
+void read_transformer(Reader& reader, config::Model* model) {
+  model->attention.num_kv_heads = reader.optional_count("num_kv_heads");
+  if (model->attention.num_kv_heads == model->num_heads) model->attention.num_kv_heads.reset();
+  model->attention.window_size = reader.optional_count("window_size");
+  model->attention.rope_theta = reader.number("rope_theta", 10000.0);
+  model->attention.qkv_bias = reader.flag("qkv_bias", false);
+  model->attention.qk_norm = reader.flag("qk_norm", false);
+}
+
+config::QkActivation read_activation(Reader& reader) {
+  using config::QkActivation;
+  const std::string name = reader.text("qk_activation", "silu");
+  if (name == "silu") return QkActivation::kSilu;
+  if (name == "relu") return QkActivation::kRelu;
+  if (name == "elu") return QkActivation::kElu;
+  if (name == "identity") return QkActivation::kIdentity;
+  reader.refuse("qk_activation", "silu, relu, elu or identity", StrictJson(name));
+}
+
+/// expand_v relative to the width of the keys, absent where it is this program's default.
+void read_value_expand(const Family& family, Reader& reader, config::Model* model) {
+  const double expand = reader.number("expand_v", family.value_expand);
+  const double size = static_cast<double>(model->head_dim) * expand;
+  if (!(expand > 0 && expand <= 64) || std::abs(size - std::round(size)) > 1e-5 * size)
+    reader.refuse("expand_v", fmt::format("a whole number of values for heads of {}", model->head_dim),
+                  StrictJson(expand));
+  if (expand != family.value_expand) model->value_expand = expand;
+}
+
+void read_delta_net(Reader& reader, config::Model* model) {
+  for (const FixedKey& fixed : delta_net_fixed_keys()) reader.demand(fixed);
+  if (reader.flag("use_gate", false)) model->use_gate = true;
+  const std::string norm = reader.text("qk_norm", "l2");
+  if (norm != "l2" && norm != "sum") reader.refuse("qk_norm", "l2 or sum", StrictJson(norm));
+  model->qk_norm = norm == "sum" ? config::QkNorm::kSum : config::QkNorm::kL2;
+  model->qk_activation = read_activation(reader);
+}
+
+void read_kda(Reader& reader, config::Model* model) {
+  model->safe_gate = reader.flag("safe_gate", false);
+  if (reader.find("lower_bound")) model->gate_lower_bound = reader.number("lower_bound", 0);
+}
+
+void read_delta_layers(const Family& family, Reader& reader, config::Model* model) {
+  for (const FixedKey& fixed : delta_fixed_keys()) reader.demand(fixed);
+  model->conv_size = reader.count("conv_size", 4);
+  read_value_expand(family, reader, model);
+  model->attention = read_hybrid(reader);
+  if (family.head_dim != 0) {
+    model->num_value_heads = reader.optional_count("num_v_heads");
+    if (model->num_value_heads == model->num_heads) model->num_value_heads.reset();
+  }
+  if (family.backbone == config::Backbone::kDeltaNet) read_delta_net(reader, model);
+  if (family.backbone == config::Backbone::kGatedDeltaNet && !reader.flag("use_gate", true))
+    model->use_gate = false;
+  if (family.backbone == config::Backbone::kKda) read_kda(reader, model);
+  if (family.authors) {
+    model->osdn = read_osdn(family, reader);
+    // The plain models of the authors' code carry its keys as well, switched off.
+  } else if (const StrictJson* osdn = reader.find("use_osgm"); osdn && *osdn == false) {
+    for (const char* key : {"osgm_eta", "osgm_use_denominator", "osgm_d_min", "osgm_d_max", "osgm_beta_aware",
+                            "osgm_decay", "osgm_decay_mode", "osgm_decay_gamma"})
+      reader.pass(key);
+  } else if (osdn) {
+    reader.refuse("use_osgm", fmt::format("false for model_type {}", family.model_type), *osdn);
+  }
+  if (!family.authors || family.backbone != config::Backbone::kDeltaNet)
+    model->allow_negative_eigenvalues = reader.flag("allow_neg_eigval", false);
+  if (!model->osdn) return;
+  const double beta = config::max_beta(*model);
+  model->osdn->allow_unstable = model->osdn->box[1] * beta > 2 || model->osdn->step_size * beta * beta > 2;
 }
 
 /// Ranges and combinations, in the words of this program's own keys.
@@ -189,42 +183,49 @@ void check_model(const std::string& path, const config::Model& model) {
   }
 }
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+std::string names_of_families() {
+  std::string names;
+  for (const Family& family : families())
+    names += fmt::format("{}\"{}\"", names.empty() ? "" : ", ", family.model_type);
+  return names;
 }
 
-}  // namespace fla_config_read_detail
+}  // namespace
+}  // namespace fla_detail
 
 FlaModel parse_fla_config(const std::string& path, const std::string& text,
                           const std::vector<std::string>& ignored_keys) {
-  const StrictJson json = parse_strict_json(path, text, fla_config_read_detail::kMaxConfigDepth);
-  fla_config_read_detail::Reader reader(path, json);
+  const StrictJson json = parse_strict_json(path, text, fla_detail::kMaxConfigDepth);
+  fla_detail::Reader reader(path, json);
   FlaModel fla;
   fla.model_type = reader.text("model_type", "");
-  const bool authors = fla.model_type == "osla_delta_net";
-  if (!authors && fla.model_type != "delta_net")
-    reader.refuse("model_type", "\"delta_net\" or \"osla_delta_net\"", StrictJson(fla.model_type));
-  for (const auto& fixed : fla_config_read_detail::fixed_keys()) reader.demand(fixed);
+  const fla_detail::Family* family = fla_detail::find_family(fla.model_type);
+  if (!family)
+    reader.refuse("model_type", "one of " + fla_detail::names_of_families(), StrictJson(fla.model_type));
+  for (const auto& fixed : fla_detail::common_fixed_keys()) reader.demand(fixed);
 
   config::Model& model = fla.model;
+  model.backbone = family->backbone;
   model.hidden_size = reader.count("hidden_size", 2048);
-  model.num_layers = reader.count("num_hidden_layers", 24);
-  model.num_heads = reader.count("num_heads", 16);
-  if (model.hidden_size % model.num_heads != 0)
-    reader.refuse("num_heads", fmt::format("a divisor of hidden_size {}", model.hidden_size),
-                  StrictJson(model.num_heads));
-  model.head_dim = model.hidden_size / model.num_heads;
-  model.intermediate_size = fla_config_read_detail::intermediate_size(reader, model.hidden_size);
+  model.num_layers = reader.count("num_hidden_layers", family->layers);
+  model.num_heads = reader.count("num_heads", family->heads);
+  if (family->head_dim != 0) {
+    model.head_dim = reader.count("head_dim", family->head_dim);
+  } else {
+    if (model.hidden_size % model.num_heads != 0)
+      reader.refuse("num_heads", fmt::format("a divisor of hidden_size {}", model.hidden_size),
+                    StrictJson(model.num_heads));
+    model.head_dim = model.hidden_size / model.num_heads;
+  }
+  model.intermediate_size = fla_detail::intermediate_size(reader, model.hidden_size);
   model.vocab_size = reader.count("vocab_size", 32000);
-  model.conv_size = reader.count("conv_size", 4);
   model.tie_embeddings = reader.flag("tie_word_embeddings", false);
   model.norm_eps = reader.number("norm_eps", 1e-6);
   model.initializer_range = reader.number("initializer_range", 0.02);
-  model.use_gate = reader.flag("use_gate", false);
-  if (authors)
-    model.osdn = fla_config_read_detail::authors_osdn(path, reader);
+  if (family->backbone == config::Backbone::kTransformer)
+    fla_detail::read_transformer(reader, &model);
   else
-    model.allow_negative_eigenvalues = reader.flag("allow_neg_eigval", false);
+    fla_detail::read_delta_layers(*family, reader, &model);
   fla.ids = {.bos = reader.id("bos_token_id", 1),
              .eos = reader.id("eos_token_id", 2),
              .pad = reader.id("pad_token_id", std::nullopt)};
@@ -238,39 +239,11 @@ FlaModel parse_fla_config(const std::string& path, const std::string& text,
     for (const std::string& name : unknown) names += (names.empty() ? "" : ", ") + name;
     throw UserError(
         "{}: unknown {} {} for model_type {}; pass --ignore-key {} once you know that it does not change "
-        "what "
-        "the model computes",
+        "what the model computes",
         path, unknown.size() == 1 ? "key" : "keys", names, fla.model_type, unknown.front());
   }
-  fla_config_read_detail::check_model(path, model);
+  fla_detail::check_model(path, model);
   return fla;
-}
-
-void take_retention_buffers(const std::string& directory, TensorList* tensors, config::Model* model) {
-  if (!model->osdn || model->osdn->retention != config::Retention::kConstant) return;
-  std::optional<float> rate;
-  for (const auto& [name, tensor] : *tensors) {
-    if (!fla_config_read_detail::ends_with(name, ".attn.osgm_gamma_log")) continue;
-    const at::Tensor values = tensor.to(at::kFloat);  // [H]
-    for (int64_t i = 0; i < values.numel(); ++i) {
-      const float value = values.const_data_ptr<float>()[i];
-      if (!rate) rate = value;
-      if (value != *rate || !std::isfinite(value))
-        throw DataError(
-            "{}: tensor {}: expected the same finite value for all heads and layers (one constant "
-            "retention), "
-            "got {} beside {}",
-            directory, name, value, *rate);
-    }
-  }
-  tensors->erase(std::remove_if(tensors->begin(), tensors->end(),
-                                [](const auto& tensor) {
-                                  return fla_config_read_detail::ends_with(tensor.first,
-                                                                           ".attn.osgm_gamma_log");
-                                }),
-                 tensors->end());
-  // The buffer, not the key, is what the authors' code computes with.
-  if (rate) model->osdn->retention_bias = *rate;
 }
 
 }  // namespace osdn::checkpoint

@@ -13,7 +13,9 @@ namespace osdn::config {
 
 enum class Device { kAuto, kCuda, kCpu };
 enum class Resume { kAuto, kNever };
-enum class Backbone { kDeltaNet, kGatedDeltaNet, kKda };
+enum class Backbone { kDeltaNet, kGatedDeltaNet, kKda, kTransformer };
+enum class QkNorm { kL2, kSum };
+enum class QkActivation { kSilu, kRelu, kElu, kIdentity };
 enum class Hypergradient { kBetaAware, kBetaFree };
 enum class Retention { kNone, kConstant, kOwnGate, kStateGate };
 enum class Documents { kReset, kCarry };
@@ -49,20 +51,39 @@ struct Osdn {
   bool allow_unstable = false;      // permit d_max * beta_max > 2 or eta * beta_max^2 > 2
 };
 
+/// Softmax attention: every layer of the backbone transformer, the layers named here of the other backbones.
+struct Attention {
+  std::vector<int64_t> layers;          // counted from 0; for the backbone transformer empty: all of them
+  std::optional<int64_t> num_heads;     // null: model.num_heads; heads of width hidden_size / num_heads
+  std::optional<int64_t> num_kv_heads;  // grouped keys and values; null: one a head
+  std::optional<int64_t> window_size;   // tokens that a token sees, itself included; null: all before it
+  double rope_theta = 10000.0;          // base of the rotary embedding
+  bool qkv_bias = false;
+  bool qk_norm = false;  // RMSNorm of queries and keys per head
+};
+
 struct Model {
   Backbone backbone = Backbone::kDeltaNet;
   std::optional<int64_t> vocab_size;  // from the tokenizer when absent
   int64_t hidden_size = 1024;
   int64_t num_layers = 24;
   int64_t num_heads = 8;
-  int64_t head_dim = 128;
+  int64_t head_dim = 128;                  // of a key
+  std::optional<int64_t> num_value_heads;  // gated_delta_net, kda: a multiple of num_heads; null: num_heads
+  std::optional<double> value_expand;  // head size of a value over head_dim; null: 2 for gated_delta_net, 1
   std::optional<int64_t> intermediate_size;  // SwiGLU width; default: 256 * ceil(floor(hidden * 8 / 3) / 256)
   int64_t conv_size = 4;
   bool tie_embeddings = false;
   double norm_eps = 1.0e-6;
-  double initializer_range = 0.02;          // standard deviation of the normal initialisation
-  bool use_gate = false;                    // gated output norm (swish)
-  bool allow_negative_eigenvalues = false;  // beta in (0, 2)
+  double initializer_range = 0.02;                   // standard deviation of the normal initialisation
+  std::optional<bool> use_gate;                      // gated output norm; null: not for delta_net
+  bool allow_negative_eigenvalues = false;           // beta in (0, 2)
+  QkNorm qk_norm = QkNorm::kL2;                      // delta_net: how queries and keys are normalised
+  QkActivation qk_activation = QkActivation::kSilu;  // delta_net: activation of queries and keys
+  std::optional<int64_t> gate_low_rank;    // kda: rank of its two gates; null: the head size of a value
+  std::optional<double> gate_lower_bound;  // kda: log decay in (this, 0) by a sigmoid; null: by a softplus
+  bool safe_gate = false;                  // kda: decay rates start at 1 (needs gate_lower_bound)
+  Attention attention;
   std::optional<Osdn> osdn;
 };
 
@@ -168,6 +189,15 @@ struct Config {
 
 /// SwiGLU width: the configured one, or the peer's rule (backbones: 256 * ceil(floor(hidden * 8 / 3) / 256)).
 int64_t intermediate_size(const Model& model);
+
+// What the optional fields of a model stand for.
+int64_t num_value_heads(const Model& model);
+int64_t value_dim(const Model& model);  // head size of a value
+bool output_gate(const Model& model);
+int64_t gate_low_rank(const Model& model);
+int64_t attention_heads(const Model& model);
+int64_t attention_kv_heads(const Model& model);
+bool is_attention_layer(const Model& model, int64_t layer);
 
 /// Largest beta the backbone can produce: 1, or 2 with negative eigenvalues.
 double max_beta(const Model& model);

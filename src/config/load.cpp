@@ -245,6 +245,8 @@ Config load(const std::string& path, const std::vector<std::string>& overrides) 
   Config config = load_text(text, path, overrides);
   if (!text.empty() && text.back() != '\n')
     log::warning("{}: the last line does not end; if the file was cut off, its last value is wrong", path);
+  if (const std::optional<detail::Problem> risk = detail::find_instability(config.model))
+    log::warning("{}: {}: {}", path, risk->key, risk->text);
   return config;
 }
 

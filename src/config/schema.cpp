@@ -1,104 +1,10 @@
 #include <utility>
 
-#include "config/detail/presets.h"
 #include "config/detail/schema.h"
-#include "config/detail/values.h"
+#include "config/detail/table.h"
 
 namespace osdn::config::detail {
 namespace {
-
-constexpr double kLargestDimension = 1 << 20;
-
-Rule any() { return {}; }
-
-Rule at_least(double low) {
-  Rule rule;
-  rule.low = low;
-  return rule;
-}
-
-Rule above(double low) {
-  Rule rule = at_least(low);
-  rule.above_low = true;
-  return rule;
-}
-
-Rule between(double low, double high) {
-  Rule rule = at_least(low);
-  rule.high = high;
-  return rule;
-}
-
-Rule from_up_to_below(double low, double high) {
-  Rule rule = between(low, high);
-  rule.below_high = true;
-  return rule;
-}
-
-Rule above_up_to(double low, double high) {
-  Rule rule = between(low, high);
-  rule.above_low = true;
-  return rule;
-}
-
-Rule dimension() { return between(1, kLargestDimension); }
-Rule count() { return between(1, kLargestCount); }
-
-Rule path() {
-  Rule rule;
-  rule.path = true;
-  return rule;
-}
-
-Rule one_of(std::vector<std::string> choices) {
-  Rule rule;
-  rule.choices = std::move(choices);
-  return rule;
-}
-
-Rule automatic(Rule rule) {
-  rule.automatic = true;
-  return rule;
-}
-
-Rule may_be_unset() {
-  Rule rule;
-  rule.may_be_unset = true;
-  return rule;
-}
-
-class Table {
- public:
-  void section(std::string key, std::string meaning) {
-    section_ = key;
-    sections.push_back({std::move(key), std::move(meaning)});
-  }
-
-  // `access` returns a reference to the field for a const and a non-const Config.
-  template <typename Access>
-  void field(const std::string& name, Access access, const Rule& rule, std::string meaning) {
-    using T = std::remove_cv_t<std::remove_reference_t<decltype(access(std::declval<Config&>()))>>;
-    const std::string key = join_key(section_, name);
-    Field made;
-    made.key = key;
-    made.section = section_;
-    made.name = name;
-    made.type = describe(rule, static_cast<const T*>(nullptr));
-    made.meaning = std::move(meaning);
-    made.read = [access, rule, key](const Node& node, Config& config) {
-      read(node, key, rule, access(config));
-    };
-    made.write = [access, rule](const Config& config) { return write(rule, access(config)); };
-    made.outside = [access, rule](const Config& config) { return outside(rule, access(config)); };
-    fields.push_back(std::move(made));
-  }
-
-  std::vector<Section> sections;
-  std::vector<Field> fields;
-
- private:
-  std::string section_;
-};
 
 void add_run(Table& table) {
   table.section("run", "The run: its name, place and randomness.");
@@ -119,93 +25,6 @@ void add_run(Table& table) {
   table.field(
       "init_from", [](auto& c) -> auto& { return c.run.init_from; }, path(),
       "A checkpoint directory whose weights the run starts from");
-}
-
-void add_model(Table& table) {
-  table.section("model", "The architecture.");
-  table.field(
-      "backbone", [](auto& c) -> auto& { return c.model.backbone; }, any(),
-      "Token mixer; delta_net is the one supported");
-  table.field(
-      "vocab_size", [](auto& c) -> auto& { return c.model.vocab_size; }, between(2, 1 << 30),
-      "Number of token ids; null: the tokenizer's");
-  table.field(
-      "hidden_size", [](auto& c) -> auto& { return c.model.hidden_size; }, dimension(),
-      "Width of the residual stream; delta_net: num_heads x head_dim");
-  table.field(
-      "num_layers", [](auto& c) -> auto& { return c.model.num_layers; }, dimension(), "Number of blocks");
-  table.field(
-      "num_heads", [](auto& c) -> auto& { return c.model.num_heads; }, dimension(), "Heads of the mixer");
-  table.field(
-      "head_dim", [](auto& c) -> auto& { return c.model.head_dim; }, dimension(),
-      "Key and value dimension of a head");
-  table.field(
-      "intermediate_size", [](auto& c) -> auto& { return c.model.intermediate_size; }, dimension(),
-      "Width of the SwiGLU; null: 256 ceil(floor(8/3 hidden_size) / 256)");
-  table.field(
-      "conv_size", [](auto& c) -> auto& { return c.model.conv_size; }, between(1, 64),
-      "Taps of the short convolutions, in tokens");
-  table.field(
-      "tie_embeddings", [](auto& c) -> auto& { return c.model.tie_embeddings; }, any(),
-      "Share one matrix between the embedding and the output head");
-  table.field(
-      "norm_eps", [](auto& c) -> auto& { return c.model.norm_eps; }, above(0),
-      "Added to the mean square in every RMSNorm");
-  table.field(
-      "initializer_range", [](auto& c) -> auto& { return c.model.initializer_range; }, above(0),
-      "Standard deviation of the initial weights");
-  table.field(
-      "use_gate", [](auto& c) -> auto& { return c.model.use_gate; }, any(),
-      "Gate the output norm of the mixer (swish)");
-  table.field(
-      "allow_negative_eigenvalues", [](auto& c) -> auto& { return c.model.allow_negative_eigenvalues; },
-      any(), "Let beta reach 2 instead of 1");
-}
-
-void add_osdn(Table& table) {
-  table.section(
-      "model.osdn",
-      "The preconditioned write: token t writes with the key d_t o k_t, then d moves by a step of step_size. "
-      "Null or absent: the plain backbone.");
-  table.field(
-      "preset", [](auto& c) -> auto& { return c.model.osdn->preset; }, one_of(preset_names()),
-      "A named set of the values below; the other keys of this section override it");
-  table.field(
-      "step_size", [](auto& c) -> auto& { return c.model.osdn->step_size; }, at_least(0),
-      "eta, step of the preconditioner; 0 keeps d at its start");
-  table.field(
-      "box", [](auto& c) -> auto& { return c.model.osdn->box; }, at_least(0),
-      "Smallest and largest entry of d, clipped at every token");
-  table.field(
-      "hypergradient", [](auto& c) -> auto& { return c.model.osdn->hypergradient; }, any(),
-      "beta_aware: gradient of the loss after the write; beta_free: the same with beta = 1");
-  table.field(
-      "initial_scale", [](auto& c) -> auto& { return c.model.osdn->initial_scale; }, at_least(0),
-      "Value of d0 at initialisation");
-  table.field(
-      "learn_initial_scale", [](auto& c) -> auto& { return c.model.osdn->learn_initial_scale; }, any(),
-      "Train d0 (one entry a head and channel, never decayed)");
-  table.field(
-      "clamp_initial_scale", [](auto& c) -> auto& { return c.model.osdn->clamp_initial_scale; }, any(),
-      "Use d0 clamped to the box, with zero gradient outside it");
-  table.field(
-      "retention", [](auto& c) -> auto& { return c.model.osdn->retention; }, any(),
-      "What d keeps at every token: all, a constant share, the share of an own gate (APF) or of the state's "
-      "gate");
-  table.field(
-      "retention_bias", [](auto& c) -> auto& { return c.model.osdn->retention_bias; }, between(-100, 100),
-      "own_gate: initial bias of the gate; constant: its logit, so that r = sigmoid(retention_bias)");
-  table.field(
-      "anchored", [](auto& c) -> auto& { return c.model.osdn->anchored; }, any(),
-      "Forget towards 1 instead of 0: 1 + r (d - 1) instead of r d");
-  table.field(
-      "divide_by_key_norm", [](auto& c) -> auto& { return c.model.osdn->divide_by_key_norm; }, any(),
-      "Divide the step by the squared norm of the key + 1e-5");
-  table.field(
-      "detach", [](auto& c) -> auto& { return c.model.osdn->detach; }, any(), "Stop the gradient through d");
-  table.field(
-      "allow_unstable", [](auto& c) -> auto& { return c.model.osdn->allow_unstable; }, any(),
-      "Permit box and step beyond the limits of stability (box[1] x beta <= 2, step_size x beta^2 <= 2)");
 }
 
 void add_data(Table& table) {
@@ -398,7 +217,6 @@ Table make_table() {
   Table table;
   add_run(table);
   add_model(table);
-  add_osdn(table);
   add_data(table);
   add_optimizer(table);
   add_training(table);

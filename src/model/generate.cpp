@@ -106,9 +106,18 @@ DecodeState select(const DecodeState& state, const std::vector<int64_t>& rows) {
     return tensor.defined() ? tensor.index_select(0, index) : at::Tensor();
   };
   DecodeState result;
-  for (const MixerState& layer : state.layers)
-    result.layers.push_back(
-        {.recurrent = chosen(layer.recurrent), .scale = chosen(layer.scale), .conv = chosen(layer.conv)});
+  for (const MixerState& layer : state.layers) {
+    MixerState kept{
+        .recurrent = chosen(layer.recurrent), .scale = chosen(layer.scale), .conv = chosen(layer.conv)};
+    for (const int64_t row : rows) {
+      if (layer.keys.empty()) break;
+      const auto s = static_cast<size_t>(row);
+      kept.keys.push_back(layer.keys[s]);
+      kept.values.push_back(layer.values[s]);
+      kept.num_read.push_back(layer.num_read[s]);
+    }
+    result.layers.push_back(std::move(kept));
+  }
   result.hidden = chosen(state.hidden);
   for (const int64_t row : rows) result.num_tokens.push_back(state.num_tokens[static_cast<size_t>(row)]);
   return result;
@@ -116,10 +125,15 @@ DecodeState select(const DecodeState& state, const std::vector<int64_t>& rows) {
 
 uint64_t state_bytes(const DecodeState& state) {
   uint64_t bytes = 0;
-  for (const MixerState& layer : state.layers)
+  for (const MixerState& layer : state.layers) {
     for (const at::Tensor* tensor : {&layer.recurrent, &layer.scale, &layer.conv})
       if (tensor->defined() && tensor->size(0) > 0)
         bytes += tensor->nbytes() / static_cast<uint64_t>(tensor->size(0));
+    uint64_t longest = 0;
+    for (size_t s = 0; s < layer.keys.size(); ++s)
+      longest = std::max<uint64_t>(longest, layer.keys[s].nbytes() + layer.values[s].nbytes());
+    bytes += longest;
+  }
   return bytes;
 }
 

@@ -46,7 +46,8 @@ at::Tensor next_logits(const LanguageModel& model, const DecodeState& state);
 /// The state of sequences `rows` alone, in that order; a row may come several times.
 DecodeState select(const DecodeState& state, const std::vector<int64_t>& rows);
 
-/// Bytes that one sequence carries from token to token, of all layers.
+/// Bytes that one sequence carries from token to token, of all layers; with softmax attention, which keeps
+/// keys and values of every token (up to the window), the longest sequence's.
 uint64_t state_bytes(const DecodeState& state);
 
 struct GenerateOptions {

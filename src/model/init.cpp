@@ -1,5 +1,6 @@
 #include "model/init.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -27,6 +28,27 @@ std::pair<float, float> normal_pair(uint64_t key, uint64_t counter) {
   return {static_cast<float>(radius * std::cos(angle)), static_cast<float>(radius * std::sin(angle))};
 }
 
+/// Uniform in (0, 1), both ends excluded.
+double open_uniform(uint64_t key, uint64_t counter) {
+  return (static_cast<double>(mix(key ^ mix(counter)) >> 11) + 0.5) * 0x1p-53;
+}
+
+// The decay rates and step sizes of gates: a number a head or channel, so one thread will do.
+void fill_from_uniform(const ParameterSpec& spec, uint64_t key, at::Tensor& values) {
+  constexpr double kSmallestStep = 1e-4;
+  float* data = values.data_ptr<float>();
+  for (int64_t i = 0; i < values.numel(); ++i) {
+    const double u = open_uniform(key, static_cast<uint64_t>(i));
+    if (spec.initializer == Initializer::kLogUniform) {
+      data[i] = static_cast<float>(std::log(spec.low + u * (spec.scale - spec.low)));
+    } else {
+      const double step = std::max(
+          std::exp(std::log(spec.low) + u * (std::log(spec.scale) - std::log(spec.low))), kSmallestStep);
+      data[i] = static_cast<float>(step + std::log(-std::expm1(-step)));
+    }
+  }
+}
+
 }  // namespace
 
 void initialize(const ParameterSpec& spec, int64_t seed, at::Tensor values) {
@@ -37,6 +59,10 @@ void initialize(const ParameterSpec& spec, int64_t seed, at::Tensor values) {
     return;
   }
   const uint64_t key = hash64(spec.name, static_cast<uint64_t>(seed));
+  if (spec.initializer != Initializer::kNormal) {
+    fill_from_uniform(spec, key, values);
+    return;
+  }
   const auto scale = static_cast<float>(spec.scale);
   float* data = values.data_ptr<float>();
   const int64_t count = values.numel();

@@ -1,5 +1,9 @@
 #include "model/lm.h"
 
+#include <string_view>
+
+#include <algorithm>
+
 #include "ops/embedding.h"
 #include "ops/linear.h"
 #include "ops/linear_cross_entropy.h"
@@ -47,17 +51,46 @@ LanguageModel::LanguageModel(const config::Model& config, int64_t vocab_size, co
   head_ = config.tie_embeddings ? embeddings_ : weights("lm_head.weight");
 }
 
+namespace lm_detail {
+
+void before_forward(const ForwardCall& call, int64_t layer) {
+  if (call.hooks && call.hooks->before_forward) call.hooks->before_forward(layer);
+}
+
+/// `r` is what `layer` reads: autograd completes the gradient of r after every gradient of `layer`, whose ops
+/// all lie between r and the loss.
+void after_backward(const ForwardCall& call, int64_t layer, const at::Tensor& r) {
+  if (!call.hooks || !call.hooks->after_backward || !r.requires_grad()) return;
+  r.register_hook(
+      [hooks = call.hooks, layer](const at::Tensor& /*gradient*/) { hooks->after_backward(layer); });
+}
+
+}  // namespace lm_detail
+
+int64_t layer_of(const std::string& parameter_name, int64_t num_layers) {
+  constexpr std::string_view kBlocks = "model.layers.";
+  if (parameter_name.rfind("model.embeddings.", 0) == 0) return 0;
+  if (parameter_name.rfind(kBlocks, 0) != 0) return num_layers + 1;
+  return 1 + std::stoll(parameter_name.substr(kBlocks.size()));
+}
+
 at::Tensor LanguageModel::hidden(const at::Tensor& ids, ForwardCall& call) const {
   if (call.state && call.state->empty()) call.state->resize(blocks_.size());
   call.statistics.clear();
+  lm_detail::before_forward(call, 0);
   at::Tensor r = ops::embedding(ids, embeddings_);
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
+    const auto number = static_cast<int64_t>(layer) + 1;
+    lm_detail::before_forward(call, number);
+    lm_detail::after_backward(call, number, r);
     MixerCall mixer{.sequences = call.sequences,
                     .state = call.state ? &(*call.state)[layer] : nullptr,
                     .collect_statistics = call.collect_statistics};
     r = blocks_[layer].forward(r, mixer, call.recompute);
     if (mixer.statistics.defined()) call.statistics.push_back(mixer.statistics);
   }
+  lm_detail::before_forward(call, num_layers() + 1);
+  lm_detail::after_backward(call, num_layers() + 1, r);
   return ops::rms_norm(r, norm_, norm_eps_);
 }
 
@@ -76,17 +109,25 @@ at::Tensor LanguageModel::logits(const at::Tensor& hidden_states) const {
       .to(hidden_states.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-double training_flops_per_token(const config::Model& config, int64_t vocab_size) {
+double training_flops_per_token(const config::Model& config, int64_t vocab_size, int64_t sequence_length) {
   const auto specs = parameter_specs(config, vocab_size);
   double parameters = static_cast<double>(count_parameters(specs));
   // A tied embedding is multiplied once, as the head; an untied one only looked up.
   if (!config.tie_embeddings) parameters -= static_cast<double>(vocab_size * config.hidden_size);
   const double K = static_cast<double>(config.head_dim);
-  const double V = K;
+  const double V = static_cast<double>(config::value_dim(config));
   const double C = 64;
   const double rule =
-      static_cast<double>(config.num_layers * config.num_heads) * (6 * K * V + 6 * C * K + 4 * C * V);
-  return 6 * parameters + 3 * rule;
+      static_cast<double>(config::num_value_heads(config)) * (6 * K * V + 6 * C * K + 4 * C * V);
+  // Token t of a sequence sees min(t, window) keys, at 4 d operations a head for scores and sum.
+  const double T = static_cast<double>(sequence_length);
+  const double W = std::min(T, static_cast<double>(config.attention.window_size.value_or(sequence_length)));
+  const double seen = W - W * (W - 1) / (2 * T);
+  const double attention = 4 * static_cast<double>(config.hidden_size) * seen;
+  double forward = 0;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer)
+    forward += config::is_attention_layer(config, layer) ? attention : rule;
+  return 6 * parameters + 3 * forward;
 }
 
 }  // namespace osdn::model

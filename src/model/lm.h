@@ -3,7 +3,9 @@
 // sinks that come with them.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "config/config.h"
@@ -24,12 +26,25 @@ int64_t count_parameters(const std::vector<ParameterSpec>& specs);
 /// Carried from call to call while decoding, one entry a layer.
 using ModelState = std::vector<MixerState>;
 
+/// What data parallelism does beside a pass. Layers are numbered in forward order: 0 is the embedding, 1 .. L
+/// are the blocks, L + 1 is the final norm with the head.
+struct LayerHooks {
+  std::function<void(int64_t layer)> before_forward;  // the weights of `layer` are about to be read
+  std::function<void(int64_t layer)>
+      after_backward;  // the gradients of `layer` and of all behind it are complete; not called for 0, which
+                       // ends the backward pass; on the thread that runs backward
+};
+
+/// The number, as LayerHooks count, of the layer that a parameter belongs to.
+int64_t layer_of(const std::string& parameter_name, int64_t num_layers);
+
 struct ForwardCall {
   ops::SequencesPtr sequences;
   ModelState* state = nullptr;         // read and replaced when given; made on first use
   bool collect_statistics = false;     // residual statistics of every delta layer
   std::vector<at::Tensor> statistics;  // one [kNumResidualTerms] float64 tensor a layer, in layer order
   config::Recompute recompute = config::Recompute::kNone;  // what backward computes again instead of keeping
+  const LayerHooks* hooks = nullptr;  // must outlive the backward pass; its functions may be empty
 };
 
 class LanguageModel {
@@ -61,7 +76,8 @@ class LanguageModel {
 };
 
 /// Training FLOPs of one token, forward and backward: 6 x the matrix parameters (input embedding excluded)
-/// plus the delta rule's 3 L HV (6KV + 6CK + 4CV) with chunks of 64.
-double training_flops_per_token(const config::Model& config, int64_t vocab_size);
+/// plus the delta rule's 3 HV (6KV + 6CK + 4CV) with chunks of 64 a layer, or softmax attention's 12 H d
+/// times the keys that a token sees on average in sequences of that length.
+double training_flops_per_token(const config::Model& config, int64_t vocab_size, int64_t sequence_length);
 
 }  // namespace osdn::model

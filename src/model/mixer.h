@@ -14,13 +14,17 @@
 namespace osdn::model {
 
 // N: packed tokens; S: sequences; D: hidden size; HV, K, V: value heads, key and value head size; C: conv
-// channels; W: conv taps.
+// channels; W: conv taps; L, HK, d: cached tokens, heads and head size of softmax attention.
 
 /// What one layer carries from token to token. Undefined members: the start of a sequence.
 struct MixerState {
   at::Tensor recurrent;  // [S, HV, K, V] fp32, the associative memory
   at::Tensor scale;      // [S, HV, K] fp32, the preconditioner d; undefined without OSDN
   at::Tensor conv;       // [S, C, W] compute dtype, the last inputs of the convolution
+  // Softmax attention: per sequence [L, HK, d], the keys (rotated) and values that a later token can see.
+  std::vector<at::Tensor> keys;
+  std::vector<at::Tensor> values;
+  std::vector<int64_t> num_read;  // tokens so far, per sequence
 };
 
 /// One call of a layer.

@@ -65,7 +65,8 @@ Preconditioner::Preconditioner(const config::Osdn& osdn, const std::string& pref
   }
 }
 
-at::Tensor Preconditioner::retention(const at::Tensor& x, const at::Tensor& beta) const {
+at::Tensor Preconditioner::retention(const Input& input) const {
+  const at::Tensor& beta = input.beta;
   switch (osdn_.retention) {
     case config::Retention::kNone:
       return {};
@@ -73,17 +74,18 @@ at::Tensor Preconditioner::retention(const at::Tensor& x, const at::Tensor& beta
       return at::full(beta.sizes(), 1.0 / (1.0 + std::exp(-osdn_.retention_bias)), beta.options());
     case config::Retention::kOwnGate:
       // The sigmoid in fp32: a bf16 retention near 0.999 would round to 1 and never forget.
-      return at::sigmoid(ops::linear(x, gate_weight_, gate_bias_).to(beta.scalar_type()));
+      return at::sigmoid(ops::linear(input.x, gate_weight_, gate_bias_).to(beta.scalar_type()));
     case config::Retention::kStateGate:
-      break;
+      OSDN_ASSERT(input.log_decay.defined(), "preconditioner: the state gate needs a backbone with a decay");
+      return input.log_decay.exp();
   }
-  throw InternalError("preconditioner: the state gate belongs to backbones with a decay");
+  return {};
 }
 
 ops::PrecondScanOutput Preconditioner::forward(const Input& input) const {
   return ops::precond_scan({.k = input.k,
                             .beta = input.beta,
-                            .retention = retention(input.x, input.beta),
+                            .retention = retention(input),
                             .initial_scale = initial_scale_,
                             .carried = input.carried,
                             .sequences = input.sequences,

@@ -23,17 +23,18 @@ class Preconditioner {
   Preconditioner(const config::Osdn& osdn, const std::string& prefix, const WeightSource& weights);
 
   struct Input {
-    at::Tensor x;        // [N, D] the layer's normalised input, read by the own gate
-    at::Tensor k;        // [N, H, K] unnormalised
-    at::Tensor beta;     // [N, HV] fp32
-    at::Tensor carried;  // [S, HV, K] fp32 or undefined
+    at::Tensor x;          // [N, D] the layer's normalised input, read by the own gate
+    at::Tensor k;          // [N, H, K] unnormalised
+    at::Tensor beta;       // [N, HV] fp32
+    at::Tensor log_decay;  // [N, HV] or [N, HV, K] fp32 of the memory, read by the state gate
+    at::Tensor carried;    // [S, HV, K] fp32 or undefined
     ops::SequencesPtr sequences;
     bool collect_statistics = false;
   };
   ops::PrecondScanOutput forward(const Input& input) const;
 
  private:
-  at::Tensor retention(const at::Tensor& x, const at::Tensor& beta) const;  // [N, HV] or undefined
+  at::Tensor retention(const Input& input) const;  // [N, HV], [N, HV, K] or undefined
 
   config::Osdn osdn_;
   ops::PrecondScanOptions options_;

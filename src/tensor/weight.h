@@ -25,8 +25,10 @@ struct Weight {
 
 /// How a parameter starts (docs: backbone pages). Random values are counter-based on (seed, name, element).
 enum class Initializer {
-  kNormal,    // N(0, scale)
-  kConstant,  // scale everywhere
+  kNormal,           // N(0, scale)
+  kConstant,         // scale everywhere
+  kLogUniform,       // ln of U(low, scale)
+  kInverseSoftplus,  // softplus of it is log-uniform in [low, scale], at least 1e-4
 };
 
 /// One parameter as the model declares it, before anything is allocated.
@@ -34,7 +36,8 @@ struct ParameterSpec {
   std::string name;            // the peer's checkpoint name, e.g. model.layers.0.attn.q_proj.weight
   std::vector<int64_t> shape;  // logical shape; vocabulary padding is never part of it
   Initializer initializer = Initializer::kNormal;
-  double scale = 0.02;  // standard deviation, or the constant
+  double scale = 0.02;  // standard deviation, constant, or upper end
+  double low = 0;       // lower end
   bool decay = true;    // weight decay applies (product rule: projections, convolutions, embedding, head)
   bool full_precision = false;  // computed with in fp32 always (norms, d0, gate biases): no bf16 copy
   bool trainable = true;        // false: counted and saved, never updated (a d0 that is not learned)

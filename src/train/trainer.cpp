@@ -14,6 +14,7 @@
 #include "config/yaml.h"
 #include "data/loader.h"
 #include "dist/communicator.h"
+#include "dist/launch.h"
 #include "eval/validation.h"
 #include "metrics/jsonl_writer.h"
 #include "metrics/progress.h"
@@ -28,6 +29,8 @@
 #include "optim/schedule.h"
 #include "tensor/device.h"
 #include "tensor/torch.h"
+#include "train/agreement.h"
+#include "train/data_parallel.h"
 #include "train/environment.h"
 #include "train/run_directory.h"
 #include "train/setup.h"
@@ -35,6 +38,7 @@
 #include "train/snapshot.h"
 #include "train/state.h"
 #include "train/step.h"
+#include "train/step_sums.h"
 
 namespace osdn::train {
 namespace {
@@ -43,148 +47,214 @@ using Clock = std::chrono::steady_clock;
 
 class Trainer {
  public:
-  Trainer(config::Config config, const std::vector<std::string>& command_line);
+  Trainer(config::Config config, const dist::LaunchEnvironment& launched,
+          const std::vector<std::string>& command_line);
   ExitCode run();
 
  private:
+  bool is_first() const { return communicator_->rank() == 0; }
   ExitCode run_steps();
-  void start_fresh();
-  void resume(const checkpoint::Loaded& loaded);
-  void check_space() const;
+  void settle();
+  void allocate();
+  void fill_weights();
+  void open_data();
+  void open_outputs(const std::vector<std::string>& command_line);
+  checkpoint::Team checkpoint_team();
   void describe_run(const std::vector<std::string>& command_line);
 
   metrics::StepRecord step();
+  bool minutes_up() const;
   void update_weights(metrics::StepRecord& record);
-  void count_skipped(const metrics::StepRecord& record, const std::string& culprit);
-  void fill_residuals(metrics::StepRecord& record, const std::vector<at::Tensor>& statistics) const;
+  void count_skipped(const metrics::StepRecord& record);
+  std::string culprit();
+  void fill_residuals(metrics::StepRecord& record, const StepSums& sums) const;
+  std::optional<metrics::Validation> validate();
+  std::optional<ExitCode> stop_requested() const;
+  bool save_due() const;
   void write(const metrics::StepRecord& record);
   void save();
+  void finish_saving();
 
   SignalGuard signals_;  // first: a signal during set-up is honoured after the first step
   config::Config config_;
-  RunDirectory directory_;
-  std::unique_ptr<dist::Communicator> communicator_;
   at::Device device_;
+  std::unique_ptr<dist::Communicator> communicator_;
+  std::optional<RunDirectory> directory_;
+  std::optional<checkpoint::Loaded> resumed_;  // on rank 0, until its tensors are in place
+  std::string resumed_from_;                   // name of that checkpoint; empty: a fresh start
+  std::optional<data::Tokenizer> tokenizer_;   // on rank 0
   TrainState state_;
   Json about_;  // what every checkpoint says of its run: configuration and data digests
   std::optional<optim::ParameterArena> arena_;
   std::optional<model::LanguageModel> model_;
+  std::optional<DataParallel> parallel_;
   std::unique_ptr<data::Loader> loader_;
   std::unique_ptr<data::ValidationSet> validation_;
-  std::optional<metrics::JsonlWriter> metrics_;
-  std::optional<metrics::TensorboardWriter> tensorboard_;
-  std::optional<checkpoint::Writer> checkpoints_;
+  std::optional<metrics::JsonlWriter> metrics_;            // on rank 0
+  std::optional<metrics::TensorboardWriter> tensorboard_;  // on rank 0
+  std::optional<checkpoint::Writer> checkpoints_;          // on the ranks that have something to write
   StepPlan plan_;
   double flops_per_token_ = 0;
+  Decisions agreed_;             // by all ranks, in the step that was done last
   int64_t saved_at_start_ = -1;  // step of the checkpoint resumed from
   int64_t saved_step_ = -1;      // of the newest snapshot handed to the writer
   Clock::time_point saved_at_ = Clock::now();
 };
 
-Trainer::Trainer(config::Config config, const std::vector<std::string>& command_line)
+Trainer::Trainer(config::Config config, const dist::LaunchEnvironment& launched,
+                 const std::vector<std::string>& command_line)
     : config_(with_absolute_paths(std::move(config))),
-      directory_(config_.run),
-      communicator_(dist::make_communicator(config_.distributed, dist::world_from_environment())),
-      device_(choose_device(config_.run.device)) {
-  log::add_file(directory_.path() + "/log.txt");
+      device_(choose_device(config_.run.device, launched)),
+      communicator_(dist::make_communicator(launched, device_,
+                                            std::chrono::seconds(config_.distributed.timeout_seconds))) {
   make_deterministic();
+  if (device_.is_cpu()) share_cores(launched.local_world_size);
+  expect_same(*communicator_, "the configuration", config::dump(config_), [&](const std::string& first) {
+    std::string found;
+    for (const std::string& key : config::differences(config::load_text(first, "rank 0", {}), config_))
+      found += (found.empty() ? "" : "; ") + key;
+    return found;
+  });
+  settle();
+  allocate();
+  fill_weights();
+  open_data();
+  open_outputs(command_line);
+}
 
-  std::optional<checkpoint::Loaded> newest = checkpoint::load_newest(directory_.checkpoints());
-  if (newest && config_.run.resume == config::Resume::kNever)
-    throw UserError(
-        "{}: holds a checkpoint of step {} and run.resume is never; choose another run.name or set "
-        "run.resume: auto",
-        directory_.path(), newest->snapshot.step);
-  if (newest) {
-    config_ = reconcile(
-        config::load_text(newest->snapshot.state.value("config", ""), newest->directory + "/state.json", {}),
-        config_);
-    device_ = choose_device(config_.run.device);
+/// Rank 0 locks the run's directory, looks for its newest checkpoint and settles every automatic value; the
+/// others take over what it found.
+void Trainer::settle() {
+  const Json settled = from_rank_0(*communicator_, "the start of the run", [&]() -> Json {
+    directory_.emplace(config_.run);
+    log::add_file(directory_->path() + "/" + dist::log_name(0));
+    resumed_ = checkpoint::load_newest(directory_->checkpoints());
+    if (resumed_ && config_.run.resume == config::Resume::kNever)
+      throw UserError(
+          "{}: holds a checkpoint of step {} and run.resume is never; choose another run.name or set "
+          "run.resume: auto",
+          directory_->path(), resumed_->snapshot.step);
+    if (resumed_) {
+      const bool automatic = !config_.train.micro_batch_sequences;
+      const std::string& stored = resumed_->snapshot.state.value("config", "");
+      config_ = reconcile(config::load_text(stored, resumed_->directory + "/state.json", {}), config_);
+      if (automatic && config_.train.micro_batch_sequences)
+        config_.train.micro_batch_sequences =
+            fit_micro_batch(config_, *config_.train.micro_batch_sequences, communicator_->world_size());
+      state_ = TrainState::from_json(resumed_->snapshot.state);
+      resumed_from_ = resumed_->directory;
+      // A run that began on a CPU goes on there when nothing else is asked for.
+      if (communicator_->world_size() == 1) device_ = choose_device(config_.run.device);
+    }
+    tokenizer_ = open_tokenizer(config_.data);
+    freeze_automatic_values(config_, device_, communicator_->world_size(), tokenizer_);
+    return {{"config", config::dump(config_)}, {"state", state_.to_json()}, {"resumed_from", resumed_from_}};
+  });
+  if (communicator_->world_size() == 1) {
+    communicator_ = dist::make_single_communicator(device_);
+  } else if (!is_first()) {
+    directory_.emplace(config_.run, RunDirectory::Role::kGuest);
+    log::redirect_to_file(directory_->path() + "/" + dist::log_name(static_cast<int>(communicator_->rank())));
+    config_ = config::load_text(settled["config"].get<std::string>(), "rank 0", {});
+    state_ = TrainState::from_json(settled["state"]);
+    resumed_from_ = settled["resumed_from"].get<std::string>();
   }
-  const std::optional<data::Tokenizer> tokenizer = open_tokenizer(config_.data);
-  freeze_automatic_values(config_, device_, communicator_->world_size(), tokenizer);
+  if ((config_.run.device == config::Device::kCuda) != device_.is_cuda())
+    throw UserError("run.device: the run began on {}, the ranks of this job are on {}; set run.device",
+                    config_.run.device == config::Device::kCuda ? "cuda" : "cpu", device_.str());
+}
 
+void Trainer::allocate() {
   const auto specs = model::parameter_specs(config_.model, *config_.model.vocab_size);
-  arena_.emplace(specs, optim::ParameterArena::Options{.device = device_,
-                                                       .compute = compute_dtype(config_.train.precision),
-                                                       .training = true,
-                                                       .decay_all = config_.optimizer.decay_all});
+  arena_.emplace(specs, optim::ParameterArena::Options{
+                            .device = device_,
+                            .compute = compute_dtype(config_.train.precision),
+                            .training = true,
+                            .decay_all = config_.optimizer.decay_all,
+                            .sharding = arena_sharding(*communicator_, config_.distributed.zero,
+                                                       model::count_parameters(specs))});
   model_.emplace(config_.model, *config_.model.vocab_size, arena_->source());
-  flops_per_token_ = model::training_flops_per_token(config_.model, *config_.model.vocab_size);
+  parallel_.emplace(*arena_, *communicator_, model_->num_layers());
+  flops_per_token_ =
+      model::training_flops_per_token(config_.model, *config_.model.vocab_size, config_.data.sequence_length);
+}
 
-  if (newest)
-    resume(*newest);
-  else
-    start_fresh();
+void Trainer::fill_weights() {
+  if (!resumed_from_.empty()) {
+    restore(resumed_ ? &*resumed_ : nullptr, *arena_, *communicator_);
+    saved_step_ = saved_at_start_ = state_.step;
+    log::info("resuming from {} (step {}, {} samples consumed)", resumed_from_, state_.step,
+              state_.samples_consumed);
+    return;
+  }
+  from_rank_0(*communicator_, "the first weights", [&]() -> Json {
+    for (const optim::ParameterArena::Slot& slot : arena_->slots()) {
+      at::Tensor values = at::empty(slot.spec.shape, at::kFloat);
+      model::initialize(slot.spec, config_.run.seed, values);
+      arena_->master(slot.spec.name).copy_(values);
+    }
+    if (!config_.run.init_from) return {};
+    const checkpoint::Loaded source = open_checkpoint(*config_.run.init_from);
+    restore_weights(source, *arena_);
+    log::info("weights start from {}", source.directory);
+    return {};
+  });
+  share_weights(*arena_, *communicator_);
+}
 
+/// Every rank opens the shards itself; they must be the same ones, and those of the run so far.
+void Trainer::open_data() {
   const data::LoaderOptions options =
       loader_options(config_, communicator_->rank(), communicator_->world_size(), state_.samples_consumed);
   loader_ = std::make_unique<data::Loader>(config_.data.train, options);
-  if (tokenizer) check_tokenizer(*loader_, *tokenizer, *config_.data.tokenizer);
+  if (tokenizer_) check_tokenizer(*loader_, *tokenizer_, *config_.data.tokenizer);
   if (!config_.data.validation.empty())
     validation_ = std::make_unique<data::ValidationSet>(config_.data.validation, config_.evaluation.sequences,
                                                         options.micro_batch_sequences, options);
   const std::string digest = loader_->digest();
-  if (newest && newest->snapshot.state.value("data_digest", "") != digest)
+  if (resumed_ && resumed_->snapshot.state.value("data_digest", "") != digest)
     throw UserError(
         "data.train: the shards differ from those the run was trained on so far (digest {} instead of {}); "
         "restore them or choose another run.name",
-        digest, newest->snapshot.state.value("data_digest", ""));
+        digest, resumed_->snapshot.state.value("data_digest", ""));
+  expect_same(*communicator_, "the training data", digest, [&](const std::string& first) {
+    return fmt::format("digest {} instead of {}; every host needs the same shards", digest, first);
+  });
   about_ = {{"config", config::dump(config_)},
             {"data_digest", digest},
             {"tokenizer_digest", loader_->tokenizer_digest()}};
-
   plan_ = {
       .micro_batches = options.global_batch_sequences / (options.micro_batch_sequences * options.world_size),
       .global_targets = options.global_batch_sequences * options.sequence_length,
       .recompute = config_.train.recompute};
-  check_space();
-  metrics_.emplace(directory_.metrics(), state_.step);
-  if (config_.metrics.tensorboard) tensorboard_.emplace(directory_.path() + "/tensorboard");
-  checkpoints_.emplace(directory_.checkpoints(), config_.checkpoint);
-  if (newest) checkpoints_->adopt(std::filesystem::path(newest->directory).filename().string());
-  describe_run(command_line);
 }
 
-void Trainer::start_fresh() {
-  for (const optim::ParameterArena::Slot& slot : arena_->slots()) {
-    at::Tensor values = at::empty(slot.spec.shape, at::kFloat);
-    model::initialize(slot.spec, config_.run.seed, values);
-    arena_->master(slot.spec.name).copy_(values);
-  }
-  arena_->refresh_compute_copy();
-  if (config_.run.init_from) {
-    const checkpoint::Loaded source = open_checkpoint(*config_.run.init_from);
-    restore_weights(source, *arena_);
-    log::info("weights start from {}", source.directory);
-  }
+void Trainer::open_outputs(const std::vector<std::string>& command_line) {
+  from_rank_0(*communicator_, "the run's directory", [&]() -> Json {
+    check_space(directory_->checkpoints(), config_.checkpoint, arena_->num_parameters());
+    metrics_.emplace(directory_->metrics(), state_.step);
+    if (config_.metrics.tensorboard) tensorboard_.emplace(directory_->path() + "/tensorboard");
+    checkpoint::Team team;
+    if (arena_->is_sharded()) team = checkpoint_team();
+    checkpoints_.emplace(directory_->checkpoints(), config_.checkpoint, std::move(team));
+    if (resumed_) checkpoints_->adopt(std::filesystem::path(resumed_->directory).filename().string());
+    describe_run(command_line);
+    return {};
+  });
+  if (!is_first() && arena_->is_sharded())
+    checkpoints_.emplace(directory_->checkpoints(), config_.checkpoint, checkpoint_team());
+  resumed_.reset();
 }
 
-void Trainer::resume(const checkpoint::Loaded& loaded) {
-  restore(loaded, *arena_);
-  state_ = TrainState::from_json(loaded.snapshot.state);
-  saved_step_ = saved_at_start_ = state_.step;
-  log::info("resuming from {} (step {}, {} samples consumed)", loaded.directory, state_.step,
-            state_.samples_consumed);
-}
-
-void Trainer::check_space() const {
-  // Those of an earlier start lie there already; one more than are kept is there while it is written.
-  const int64_t missing = std::max<int64_t>(
-      1, config_.checkpoint.keep_last + 1 - checkpoint::num_checkpoints(directory_.checkpoints()));
-  const uint64_t needed =
-      checkpoint::checkpoint_bytes(arena_->num_parameters()) * static_cast<uint64_t>(missing);
-  const uint64_t available = free_space_bytes(directory_.checkpoints());
-  if (available < needed)
-    throw EnvironmentError(
-        "{}: not enough space: {} more checkpoint{} (checkpoint.keep_last: {}) need {} bytes ({:.2f} GiB), "
-        "available {} ({:.2f} GiB); free some, or lower checkpoint.keep_last",
-        directory_.checkpoints(), missing, missing == 1 ? "" : "s", config_.checkpoint.keep_last, needed,
-        static_cast<double>(needed) / (1 << 30), available, static_cast<double>(available) / (1 << 30));
+checkpoint::Team Trainer::checkpoint_team() {
+  return {.rank = communicator_->rank(),
+          .world_size = communicator_->world_size(),
+          .board = communicator_->open_board(),
+          .timeout = std::chrono::seconds(config_.distributed.timeout_seconds)};
 }
 
 void Trainer::describe_run(const std::vector<std::string>& command_line) {
-  const std::string file = directory_.path() + "/environment.json";
+  const std::string file = directory_->path() + "/environment.json";
   const Json now = describe_environment(device_, communicator_->world_size(), command_line);
   if (state_.step > 0 && std::filesystem::exists(file)) {
     for (const std::string& difference : bit_relevant_differences(read_json(file), now))
@@ -192,22 +262,35 @@ void Trainer::describe_run(const std::vector<std::string>& command_line) {
                    difference);
   }
   atomic_write(file, now.dump(2) + "\n");
-  directory_.write_config(config_);
+  directory_->write_config(config_);
   int64_t decayed = 0;
   for (const auto& slot : arena_->slots())
     if (slot.spec.decay || config_.optimizer.decay_all) decayed += slot.spec.num_elements();
-  log::info("{}: {} parameters ({} with weight decay), {} steps of {} tokens, micro-batch {} x {}, {} on {}",
-            config_.run.name, arena_->num_parameters(), decayed, config_.train.steps, plan_.global_targets,
-            *config_.train.micro_batch_sequences, config_.data.sequence_length,
-            config_.train.precision == config::Precision::kBfloat16 ? "bfloat16" : "float32", device_.str());
+  const int64_t ranks = communicator_->world_size();
+  log::info(
+      "{}: {} parameters ({} with weight decay), {} steps of {} tokens, micro-batch {} x {}, {} on {}{}",
+      config_.run.name, arena_->num_parameters(), decayed, config_.train.steps, plan_.global_targets,
+      *config_.train.micro_batch_sequences, config_.data.sequence_length,
+      config_.train.precision == config::Precision::kBfloat16 ? "bfloat16" : "float32", device_.str(),
+      ranks == 1 ? "" : fmt::format(", {} ranks, ZeRO-{}", ranks, config_.distributed.zero));
   const optim::DecayGroups groups = optim::decay_groups(*arena_, config_.optimizer.decay_all);
   log::info("weight decay {} on: {}", config_.optimizer.weight_decay, groups.decayed);
   log::info("no weight decay on: {}; not trained: {}", groups.not_decayed, groups.not_trained);
 }
 
-void Trainer::count_skipped(const metrics::StepRecord& record, const std::string& culprit) {
+/// Name of the first parameter, in arena order, whose gradient is not finite on any rank; empty when all are.
+std::string Trainer::culprit() {
+  at::Tensor first = at::full({1}, -optim::first_nonfinite(*arena_), at::TensorOptions().dtype(at::kLong))
+                         .to(device_);  // [1]
+  communicator_->all_reduce_max(first, "the first parameter with a gradient that is not finite");
+  const auto position = static_cast<size_t>(-first.item<int64_t>());
+  return position < arena_->slots().size() ? arena_->slots()[position].spec.name : "";
+}
+
+void Trainer::count_skipped(const metrics::StepRecord& record) {
+  const std::string parameter = culprit();
   // A finite gradient is skipped when its squares overflow fp32.
-  const std::string where = !culprit.empty()             ? "the gradient of " + culprit
+  const std::string where = !parameter.empty()           ? "the gradient of " + parameter
                             : std::isfinite(record.loss) ? "the square of the gradient"
                                                          : "the loss";
   const std::string last_good = saved_step_ < 0
@@ -230,27 +313,25 @@ void Trainer::count_skipped(const metrics::StepRecord& record, const std::string
 }
 
 void Trainer::update_weights(metrics::StepRecord& record) {
-  record.grad_norm = optim::gradient_norm(*arena_);
   record.learning_rate = optim::learning_rate(config_.optimizer, config_.train.steps, record.step);
   const double factor = optim::clip_factor(record.grad_norm, config_.optimizer.clip_norm);
   record.clipped = factor < 1.0;
   record.skipped = !optim::is_usable_norm(record.grad_norm * factor) || !std::isfinite(record.loss);
   if (record.skipped) {
-    count_skipped(record, optim::first_nonfinite(*arena_));
+    count_skipped(record);
     return;
   }
   state_.skipped_in_row = 0;
   ++state_.updates;
-  optim::adamw_step(*arena_,
-                    {.beta1 = config_.optimizer.betas[0],
+  parallel_->update({.beta1 = config_.optimizer.betas[0],
                      .beta2 = config_.optimizer.betas[1],
                      .eps = config_.optimizer.eps,
                      .weight_decay = config_.optimizer.weight_decay},
                     record.learning_rate, state_.updates, factor);
 }
 
-void Trainer::fill_residuals(metrics::StepRecord& record, const std::vector<at::Tensor>& statistics) const {
-  std::vector<metrics::ResidualSums> layers = merge_statistics(statistics);
+void Trainer::fill_residuals(metrics::StepRecord& record, const StepSums& sums) const {
+  const std::vector<metrics::ResidualSums> layers = merge_statistics(sums.statistics, sums.num_layers);
   if (layers.empty()) return;
   metrics::ResidualSums total = layers.front();
   record.residual_layers.push_back(metrics::finish(layers.front()));
@@ -270,14 +351,16 @@ metrics::StepRecord Trainer::step() {
 
   arena_->zero_gradients();
   communicator_->set_step(record.step);
-  const StepOutcome outcome = run_step(*model_, *loader_, plan_, device_, residuals);
-  communicator_->all_reduce_sum(arena_->gradients(), "gradients");
-  communicator_->all_reduce_sum(outcome.loss_sum, "loss");
-  record.loss = outcome.loss_sum.item<double>() / static_cast<double>(plan_.global_targets);
-  if (residuals) fill_residuals(record, outcome.statistics);
+  const StepOutcome outcome = run_step(*model_, *loader_, plan_, *parallel_, residuals);
+  parallel_->finish_gradients();
+  const StepSums sums = add_up(outcome, {.stop = signals_.requested(), .minutes_up = minutes_up()}, *arena_,
+                               *parallel_, *communicator_);
+  record.loss = sums.loss / static_cast<double>(plan_.global_targets);
+  record.grad_norm = std::sqrt(sums.squares);
+  if (residuals) fill_residuals(record, sums);
   state_.step = record.step;
+  agreed_ = sums.decisions;
   update_weights(record);
-  synchronize(device_);
 
   state_.samples_consumed += plan_.global_targets / config_.data.sequence_length;
   state_.tokens += plan_.global_targets;
@@ -295,21 +378,58 @@ metrics::StepRecord Trainer::step() {
   return record;
 }
 
+std::optional<metrics::Validation> Trainer::validate() {
+  if (!validation_) return std::nullopt;
+  parallel_->wait_for_weights();
+  return eval::validate(*model_, *validation_, device_,
+                        {.rank = communicator_->rank(),
+                         .world_size = communicator_->world_size(),
+                         .add_up = [this](const at::Tensor& sums) {
+                           communicator_->all_reduce_sum(sums, "validation losses");
+                         }});
+}
+
 void Trainer::write(const metrics::StepRecord& record) {
   const bool due = record.step % config_.metrics.every_steps == 0 || record.residual || record.validation ||
                    record.step == config_.train.steps;
-  if (!due) return;
+  if (!due || !is_first()) return;
   metrics_->append(record);
   if (tensorboard_) tensorboard_->append(record);
 }
 
 void Trainer::save() {
   if (saved_step_ == state_.step) return;
-  // The metrics up to this step must outlive a crash that comes after the checkpoint is in place.
-  metrics_->sync();
-  checkpoints_->save(take_snapshot(*arena_, state_, about_));
+  parallel_->gather_masters();
+  if (checkpoints_) {
+    // The metrics up to this step must outlive a crash that comes after the checkpoint is in place.
+    if (metrics_) metrics_->sync();
+    checkpoints_->save(take_snapshot(*arena_, *communicator_, state_, about_));
+  }
   saved_step_ = state_.step;
   saved_at_ = Clock::now();
+}
+
+/// Returns when the newest checkpoint is complete, on every rank.
+void Trainer::finish_saving() {
+  if (checkpoints_) checkpoints_->wait();
+  communicator_->barrier("the end of the run");
+  communicator_->check();
+}
+
+/// A signal that came after the ranks last spoke to each other waits for the end of the next step, unless
+/// there is nobody to agree with.
+std::optional<ExitCode> Trainer::stop_requested() const {
+  return communicator_->world_size() == 1 ? signals_.requested() : agreed_.stop;
+}
+
+bool Trainer::minutes_up() const {
+  const double minutes = config_.checkpoint.every_minutes;
+  return minutes > 0 && Clock::now() - saved_at_ >= std::chrono::duration<double>(60 * minutes);
+}
+
+bool Trainer::save_due() const {
+  const int64_t every = config_.checkpoint.every_steps;
+  return agreed_.minutes_up || (every > 0 && state_.step % every == 0);
 }
 
 ExitCode Trainer::run() {
@@ -317,7 +437,7 @@ ExitCode Trainer::run() {
     return run_steps();
   } catch (...) {
     // Where a run ended belongs into its log, whatever ended it; the caller tells why.
-    const int64_t saved = std::max(saved_at_start_, checkpoints_->newest_step());
+    const int64_t saved = std::max(saved_at_start_, checkpoints_ ? checkpoints_->newest_step() : -1);
     log::error("{}: ends after step {}; {}", config_.run.name, state_.step,
                saved < 0 ? std::string("there is no checkpoint yet")
                          : fmt::format("the newest checkpoint is of step {}", saved));
@@ -330,30 +450,25 @@ ExitCode Trainer::run_steps() {
     log::info("{}: all {} steps are done; raise train.steps to go on", config_.run.name, config_.train.steps);
     return ExitCode::kDone;
   }
-  metrics::Progress progress(config_.run.name, config_.train.steps, state_.step);
+  std::optional<metrics::Progress> progress;
+  if (is_first()) progress.emplace(config_.run.name, config_.train.steps, state_.step);
   while (state_.step < config_.train.steps) {
     metrics::StepRecord record = step();
     const bool last = state_.step == config_.train.steps;
-    if (validation_ && (last || state_.step % config_.evaluation.every_steps == 0))
-      record.validation = eval::validate(*model_, *validation_, device_);
+    if (last || state_.step % config_.evaluation.every_steps == 0) record.validation = validate();
     write(record);
-    progress.update(state_.step, metrics::summary(record));
-    checkpoints_->check();
+    if (progress) progress->update(state_.step, metrics::summary(record));
+    if (checkpoints_) checkpoints_->check();
 
-    const std::optional<ExitCode> stop = signals_.requested();
-    const bool minutes_up =
-        config_.checkpoint.every_minutes > 0 &&
-        Clock::now() - saved_at_ >= std::chrono::duration<double>(60 * config_.checkpoint.every_minutes);
-    const bool steps_up =
-        config_.checkpoint.every_steps > 0 && state_.step % config_.checkpoint.every_steps == 0;
-    if (stop || last || steps_up || minutes_up) save();
+    const std::optional<ExitCode> stop = stop_requested();
+    if (stop || last || save_due()) save();
     if (stop) {
-      checkpoints_->wait();
+      finish_saving();
       log::info("stopped by a signal after step {}; the same command goes on from there", state_.step);
       return *stop;
     }
   }
-  checkpoints_->wait();
+  finish_saving();
   if (tensorboard_) tensorboard_->sync();
   log::info("{}: done, step {}", config_.run.name, state_.step);
   return ExitCode::kDone;
@@ -361,12 +476,13 @@ ExitCode Trainer::run_steps() {
 
 }  // namespace
 
-ExitCode train(const config::Config& config, const std::vector<std::string>& command_line) {
+ExitCode train(const config::Config& config, const dist::LaunchEnvironment& launched,
+               const std::vector<std::string>& command_line) {
   if (config.run.name.empty()) throw UserError("run.name: expected a name for the run, got none");
   if (config.data.train.empty())
     throw UserError("data.train: expected at least one glob of shards, got none; run `osdn prepare`");
   try {
-    Trainer trainer(config, command_line);
+    Trainer trainer(config, launched, command_line);
     return trainer.run();
   } catch (const c10::OutOfMemoryError& failure) {
     throw EnvironmentError(

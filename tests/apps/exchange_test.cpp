@@ -71,6 +71,13 @@ osdn::config::Model authors_model(osdn::config::Retention retention) {
   return model;
 }
 
+osdn::config::Model later_authors_model(osdn::config::Backbone backbone, osdn::config::Retention retention) {
+  osdn::config::Model model = authors_model(retention);
+  model.backbone = backbone;
+  model.osdn->hypergradient = osdn::config::Hypergradient::kBetaAware;
+  return model;
+}
+
 std::vector<osdn::config::Model> models() {
   osdn::config::Model gated = plain_model();
   gated.use_gate = true;
@@ -80,12 +87,36 @@ std::vector<osdn::config::Model> models() {
   osdn::config::Model tied = plain_model();
   tied.tie_embeddings = true;
   tied.intermediate_size.reset();
+  osdn::config::Model sums = plain_model();
+  sums.qk_norm = osdn::config::QkNorm::kSum;
+  sums.qk_activation = osdn::config::QkActivation::kElu;
+  sums.value_expand = 0.5;
+  osdn::config::Model hybrid = plain_model();
+  hybrid.backbone = osdn::config::Backbone::kGatedDeltaNet;
+  hybrid.head_dim = 8;
+  hybrid.num_value_heads = 4;
+  hybrid.attention.layers = {1};
+  hybrid.attention.window_size = 9;
+  osdn::config::Model kda = plain_model();
+  kda.backbone = osdn::config::Backbone::kKda;
+  kda.value_expand = 1.5;
+  kda.gate_lower_bound = -5;
+  osdn::config::Model transformer = plain_model();
+  transformer.backbone = osdn::config::Backbone::kTransformer;
+  transformer.attention.qkv_bias = true;
+  transformer.attention.qk_norm = true;
   return {plain_model(),
           gated,
           tied,
+          sums,
+          hybrid,
+          kda,
+          transformer,
           authors_model(osdn::config::Retention::kNone),
           authors_model(osdn::config::Retention::kOwnGate),
-          authors_model(osdn::config::Retention::kConstant)};
+          authors_model(osdn::config::Retention::kConstant),
+          later_authors_model(osdn::config::Backbone::kGatedDeltaNet, osdn::config::Retention::kStateGate),
+          later_authors_model(osdn::config::Backbone::kKda, osdn::config::Retention::kOwnGate)};
 }
 
 /// Random values for every parameter, of a spread that makes every part of the model count.
@@ -303,6 +334,28 @@ TEST_CASE("tied and untied heads: flag and tensors agree, and changes are asked 
   CHECK(import("retied", {"--tie-embeddings", "true"}).code == 0);
   CHECK(is_tied("retied"));
   CHECK(!fs::exists(folder.path() + "/lost"));
+}
+
+TEST_CASE("decay rates stored as [1, 1, heads, 1] are taken as [heads], and stay in float32", "[exchange]") {
+  osdn::config::Model model = plain_model();
+  model.backbone = osdn::config::Backbone::kKda;
+  const osdn::TemporaryDirectory folder;
+  const std::string source = folder.path() + "/source";
+  const std::string name = "model.layers.0.attn.A_log";
+  write_directory(source, model);
+  const at::Tensor rates = at::full({1, 1, 2, 1}, std::log(7.3F));
+  change_tensor(source, name, rates);
+  CHECK(run({"import", source, "--output", folder.path() + "/run"}).message.empty());
+  CHECK(run({"export", folder.path() + "/run", "--output", folder.path() + "/out", "--dtype", "bfloat16"})
+            .message.empty());
+  const at::Tensor exported = read_tensors(folder.path() + "/out").at(name);
+  CHECK(exported.scalar_type() == at::kFloat);
+  CHECK(at::equal(exported, rates.reshape({2})));
+  // In bf16 they are taken with a warning: what was rounded stays so.
+  change_tensor(source, name, rates.to(at::kBFloat16));
+  const auto read = osdn::apps::read_exchange_directory(source, {});
+  REQUIRE(read.warnings.size() == 1);
+  CHECK(contains(read.warnings[0], name));
 }
 
 TEST_CASE("parameters that belong in float32 are taken from less with a warning", "[exchange]") {

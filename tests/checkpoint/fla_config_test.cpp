@@ -77,6 +77,56 @@ osdn::config::Model small(bool osdn_block) {
   return model;
 }
 
+/// One of every other family, with options away from their defaults.
+std::vector<osdn::config::Model> other_families() {
+  using osdn::config::Backbone;
+  std::vector<osdn::config::Model> models;
+  osdn::config::Model delta = small(false);
+  delta.qk_norm = osdn::config::QkNorm::kSum;
+  delta.qk_activation = osdn::config::QkActivation::kElu;
+  delta.value_expand = 0.5;
+  models.push_back(delta);
+  osdn::config::Model gated = small(false);
+  gated.backbone = Backbone::kGatedDeltaNet;
+  gated.head_dim = 8;
+  gated.num_value_heads = 4;
+  gated.value_expand = 1.5;
+  gated.use_gate = false;
+  gated.attention.layers = {1};
+  gated.attention.num_heads = 4;
+  gated.attention.num_kv_heads = 2;
+  gated.attention.window_size = 9;
+  models.push_back(gated);
+  osdn::config::Model kda = small(false);
+  kda.backbone = Backbone::kKda;
+  kda.head_dim = 8;
+  kda.num_value_heads = 4;
+  kda.gate_lower_bound = -4.5;
+  kda.safe_gate = true;
+  models.push_back(kda);
+  osdn::config::Model transformer = small(false);
+  transformer.backbone = Backbone::kTransformer;
+  transformer.attention.num_kv_heads = 1;
+  transformer.attention.qkv_bias = true;
+  transformer.attention.qk_norm = true;
+  transformer.attention.window_size = 7;
+  transformer.attention.rope_theta = 500;
+  models.push_back(transformer);
+  for (const Backbone backbone : {Backbone::kGatedDeltaNet, Backbone::kKda})
+    for (const auto retention : {osdn::config::Retention::kNone, osdn::config::Retention::kOwnGate,
+                                 osdn::config::Retention::kStateGate, osdn::config::Retention::kConstant}) {
+      if (backbone == Backbone::kKda && retention == osdn::config::Retention::kStateGate) continue;
+      osdn::config::Model model = small(true);
+      model.backbone = backbone;
+      model.osdn->hypergradient = osdn::config::Hypergradient::kBetaAware;
+      model.osdn->retention = retention;
+      if (retention == osdn::config::Retention::kConstant)
+        model.osdn->retention_bias = std::log(0.99F / (1.0F - 0.99F));
+      models.push_back(model);
+    }
+  return models;
+}
+
 std::vector<std::string> differences(const osdn::config::Model& a, const osdn::config::Model& b) {
   osdn::config::Config first;
   osdn::config::Config second;
@@ -110,6 +160,88 @@ TEST_CASE("a delta_net config.json gives the peer's model", "[fla_config]") {
   CHECK(!parse(with(plain(), "bos_token_id", nullptr)).ids.bos.has_value());
   CHECK(parse(with(plain(), "torch_dtype", "bfloat16")).dtype == "bfloat16");
   CHECK(parse(with(plain(), "max_position_embeddings", 8192)).max_position_embeddings == 8192);
+}
+
+TEST_CASE("gated_deltanet, kda and transformer have the defaults of their own code", "[fla_config]") {
+  using osdn::config::Backbone;
+  const auto bare = [](const char* type) { return parse(Json{{"model_type", type}}).model; };
+  const osdn::config::Model gated = bare("gated_deltanet");
+  CHECK(gated.backbone == Backbone::kGatedDeltaNet);
+  CHECK(gated.num_layers == 21);
+  CHECK(gated.num_heads == 6);
+  CHECK(gated.head_dim == 256);
+  CHECK(osdn::config::value_dim(gated) == 512);
+  CHECK(osdn::config::output_gate(gated));
+  const osdn::config::Model kda = bare("kda");
+  CHECK(kda.num_heads == 16);
+  CHECK(kda.head_dim == 128);
+  CHECK(osdn::config::value_dim(kda) == 128);
+  CHECK(!kda.gate_lower_bound.has_value());
+  const osdn::config::Model transformer = bare("transformer");
+  CHECK(transformer.backbone == Backbone::kTransformer);
+  CHECK(transformer.num_heads == 32);
+  CHECK(transformer.head_dim == 64);
+  CHECK(transformer.attention.rope_theta == 10000.0);
+  const osdn::config::Model os_gated = bare("os_gated_deltanet");
+  CHECK(os_gated.osdn->hypergradient == osdn::config::Hypergradient::kBetaFree);
+  CHECK(os_gated.osdn->retention == osdn::config::Retention::kNone);
+  const osdn::config::Model os_kda = bare("os_kda");
+  CHECK(os_kda.osdn->hypergradient == osdn::config::Hypergradient::kBetaAware);
+  CHECK(os_kda.osdn->retention == osdn::config::Retention::kConstant);
+  CHECK(os_kda.osdn->box == std::array<double, 2>{0.0, 1e9});
+}
+
+TEST_CASE("options of the other families are read by key", "[fla_config]") {
+  const auto of = [](const char* type) { return Json{{"model_type", type}}; };
+  Json json = of("gated_deltanet");
+  json.update(
+      {{"num_heads", 4}, {"head_dim", 64}, {"num_v_heads", 8}, {"expand_v", 1.5}, {"use_gate", false}});
+  osdn::config::Model model = parse(json).model;
+  CHECK(osdn::config::num_value_heads(model) == 8);
+  CHECK(osdn::config::value_dim(model) == 96);
+  CHECK(!osdn::config::output_gate(model));
+  json = of("kda");
+  json.update({{"safe_gate", true}, {"lower_bound", -5}, {"allow_neg_eigval", true}});
+  model = parse(json).model;
+  CHECK(model.gate_lower_bound == -5.0);
+  CHECK(model.safe_gate);
+  CHECK(model.allow_negative_eigenvalues);
+  CHECK(contains(refusal(with(of("kda"), "safe_gate", true)), "gate_lower_bound"));
+  json = of("os_gated_deltanet");
+  json.update({{"osgm_post_gate_regret", true}, {"osgm_decay_mode", "data_dependent"}, {"osgm_d_max", 1.5}});
+  CHECK(parse(json).model.osdn->hypergradient == osdn::config::Hypergradient::kBetaAware);
+  CHECK(parse(json).model.osdn->retention == osdn::config::Retention::kOwnGate);
+  CHECK(!parse(json).model.osdn->allow_unstable);
+  CHECK(parse(with(json, "osgm_d_decay_source", "gdn")).model.osdn->retention ==
+        osdn::config::Retention::kStateGate);
+  CHECK(parse(with(json, "allow_neg_eigval", true)).model.osdn->allow_unstable);  // 1.5 x 2 > 2
+  // The plain models of the authors' code carry its keys, switched off.
+  json = with(of("kda"), "use_osgm", false);
+  CHECK(!parse(with(json, "osgm_eta", 1.0)).model.osdn.has_value());
+  CHECK(contains(refusal(with(of("kda"), "osgm_eta", 1.0)), "osgm_eta"));
+  CHECK(contains(refusal(with(of("kda"), "qk_norm", "sum")), "unknown key qk_norm"));
+}
+
+TEST_CASE("layers of softmax attention are read, alike in all of their sections or refused", "[fla_config]") {
+  const auto hybrid = [](const Json& attn) {
+    return with(with(Json{{"model_type", "gated_deltanet"}}, "attn", attn), "hidden_size", 512);
+  };
+  const Json some = {{"layers", {3, 7}}, {"num_heads", 8}, {"num_kv_heads", 2}, {"window_size", 1024}};
+  const auto attention = parse(hybrid(some)).model.attention;
+  CHECK(attention.layers == std::vector<int64_t>{3, 7});
+  CHECK(attention.num_heads == 8);
+  CHECK(attention.num_kv_heads == 2);
+  CHECK(attention.window_size == 1024);
+  CHECK(attention.rope_theta == 10000.0);
+  Json more = some;
+  more["layers"] = {11};
+  CHECK(parse(hybrid(Json::array({some, more}))).model.attention.layers == std::vector<int64_t>{3, 7, 11});
+  more["window_size"] = nullptr;
+  CHECK(contains(refusal(hybrid(Json::array({some, more}))), "the same settings"));
+  CHECK(contains(refusal(hybrid(with(some, "sinks", 4))), "attn: unknown key sinks"));
+  CHECK(contains(refusal(hybrid(Json{{"num_heads", 8}})), "layers: expected"));
+  CHECK(contains(refusal(hybrid(Json{{"layers", {1}}})), "num_heads: expected"));
+  CHECK(contains(refusal(hybrid(with(some, "layers", {21}))), "model.attention.layers"));
 }
 
 TEST_CASE("the width of the MLP follows the peer's rule for every ratio", "[fla_config]") {
@@ -161,16 +293,17 @@ TEST_CASE("a value that changes the mathematics is refused with key, value and w
     CHECK(contains(message, std::string(key) + ": expected "));
     CHECK(contains(message, "got " + value.dump()));
   };
-  check(plain(), "attn", Json{{"layers", {1}}, {"num_heads", 4}});
+  check(plain(), "attn", "none");
   check(plain(), "attnres_block_size", 2);
   check(plain(), "hidden_act", "powlu");
-  check(plain(), "qk_norm", "sum");
-  check(plain(), "qk_activation", "elu");
+  check(plain(), "qk_norm", "l1");
+  check(plain(), "qk_activation", "gelu");
   check(plain(), "use_beta", false);
   check(plain(), "use_short_conv", false);
   check(plain(), "expand_k", 0.5);
-  check(plain(), "expand_v", 2);
-  check(plain(), "model_type", "gated_deltanet");
+  check(plain(), "expand_v", 0.3);  // 38.4 values a head
+  check(plain(), "use_osgm", true);
+  check(plain(), "model_type", "mamba2");
   check(plain(), "norm_first", true);
   check(plain(), "num_heads", 7);
   check(authors(), "use_osgm", false);
@@ -178,6 +311,12 @@ TEST_CASE("a value that changes the mathematics is refused with key, value and w
   check(authors(), "osgm_decay_mode", "ema_norm");
   check(authors(), "osgm_decay", true);
   check(authors(), "allow_neg_eigval", true);
+  const Json gated = with(authors(), "model_type", "os_gated_deltanet");
+  check(gated, "gate_aware_hypergradient", true);
+  check(gated, "osgm_post_gate_residual", true);
+  check(gated, "osgm_post_gate_clamp_min", -2);
+  check(gated, "osgm_d_decay_source", "beta");
+  check(with(authors(), "model_type", "os_kda"), "num_v_heads", 32);
   Json without = authors();
   without.erase("use_osgm");
   CHECK(contains(refusal(without), "use_osgm: expected true, got nothing"));
@@ -254,6 +393,7 @@ TEST_CASE("what is written means the same model when it is read", "[fla_config]"
   models[2].osdn->divide_by_key_norm = true;
   models[3].osdn->retention = osdn::config::Retention::kConstant;
   models[3].osdn->retention_bias = std::log(0.999F / (1.0F - 0.999F));
+  for (const osdn::config::Model& model : other_families()) models.push_back(model);
   for (const osdn::config::Model& model : models) {
     const osdn::checkpoint::FlaConfigOptions options{.ids = {.bos = 3, .eos = std::nullopt, .pad = 0},
                                                      .dtype = "float16"};
@@ -296,7 +436,21 @@ TEST_CASE("what the format has no place for is refused by key", "[fla_config]") 
   CHECK(contains(export_refusal(model), "model.allow_negative_eigenvalues"));
   model = small(false);
   model.backbone = osdn::config::Backbone::kKda;
-  CHECK(contains(export_refusal(model), "model.backbone"));
+  model.gate_low_rank = 5;
+  CHECK(contains(export_refusal(model), "model.gate_low_rank: 5"));
+  model.gate_low_rank.reset();
+  model.osdn = osdn::config::Osdn{};
+  CHECK(osdn::checkpoint::fla_config(model, {.dtype = "float32"})["osgm_beta_aware"] == true);
+  model.osdn->retention = osdn::config::Retention::kStateGate;
+  CHECK(contains(export_refusal(model), "model.osdn.retention: state_gate"));
+  model.osdn->retention = osdn::config::Retention::kNone;
+  model.num_value_heads = 4;
+  CHECK(contains(export_refusal(model), "model.num_value_heads: 4"));
+  model.osdn.reset();
+  model.attention.layers = {1};
+  CHECK(osdn::checkpoint::fla_config(model, {.dtype = "float32"})["attn"]["layers"] == Json::array({1}));
+  model.attention.qk_norm = true;
+  CHECK(contains(export_refusal(model), "model.attention.qk_norm: true"));
 }
 
 TEST_CASE("the authors' retention buffers and the setting stand for each other", "[fla_config]") {

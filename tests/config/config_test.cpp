@@ -30,8 +30,6 @@ TEST_CASE("impossible combinations are refused by key", "[config]") {
     return validation_error(config);
   };
   CHECK(error_of([](Config&) {}).empty());
-  CHECK(error_of([](Config& c) { c.model.backbone = Backbone::kGatedDeltaNet; }) ==
-        "model.backbone: backbone gated_delta_net: supported here: delta_net");
   CHECK(contains(error_of([](Config& c) { c.model.num_heads = 7; }),
                  "model.hidden_size: expected num_heads x head_dim = 7 x 128 = 896"));
   CHECK(contains(error_of([](Config& c) { c.model.osdn->retention = Retention::kStateGate; }),
@@ -57,6 +55,78 @@ TEST_CASE("impossible combinations are refused by key", "[config]") {
                  "train.steps: expected a positive integer up to 1e15, got -1"));
   CHECK(contains(error_of([](Config& c) { c.prepare.format = "csv"; }),
                  "prepare.format: expected auto | txt | jsonl | parquet, got \"csv\""));
+}
+
+TEST_CASE("keys of another backbone, and heads that do not fit, are refused by key", "[config]") {
+  const auto error_of = [](Backbone backbone, auto change) {
+    Config config;
+    config.model.backbone = backbone;
+    change(config.model);
+    return validation_error(config);
+  };
+  constexpr auto kDelta = Backbone::kDeltaNet;
+  constexpr auto kGated = Backbone::kGatedDeltaNet;
+  constexpr auto kTransformer = Backbone::kTransformer;
+  for (const Backbone backbone : {kDelta, kGated, Backbone::kKda, kTransformer})
+    CHECK(error_of(backbone, [](Model&) {}).empty());
+  const auto is_refused = [&](Backbone backbone, const char* key, auto change) {
+    const std::string message = error_of(backbone, change);
+    INFO(key << ": " << message);
+    CHECK(message.rfind(std::string(key) + ": expected", 0) == 0);
+  };
+  is_refused(kGated, "model.qk_norm", [](Model& m) { m.qk_norm = QkNorm::kSum; });
+  is_refused(kGated, "model.qk_activation", [](Model& m) { m.qk_activation = QkActivation::kElu; });
+  is_refused(kGated, "model.gate_lower_bound", [](Model& m) { m.gate_lower_bound = -5; });
+  is_refused(kDelta, "model.gate_low_rank", [](Model& m) { m.gate_low_rank = 16; });
+  is_refused(Backbone::kKda, "model.safe_gate", [](Model& m) { m.safe_gate = true; });
+  is_refused(Backbone::kKda, "model.use_gate", [](Model& m) { m.use_gate = false; });
+  is_refused(Backbone::kKda, "model.gate_lower_bound", [](Model& m) { m.gate_lower_bound = 0; });
+  is_refused(kTransformer, "model.osdn", [](Model& m) { m.osdn.emplace(); });
+  is_refused(kTransformer, "model.value_expand", [](Model& m) { m.value_expand = 2; });
+  is_refused(kTransformer, "model.attention.layers", [](Model& m) { m.attention.layers = {1}; });
+  is_refused(kTransformer, "model.attention.num_kv_heads", [](Model& m) { m.attention.num_kv_heads = 3; });
+  is_refused(kTransformer, "model.hidden_size", [](Model& m) { m.num_heads = 3; });
+  is_refused(kDelta, "model.num_value_heads", [](Model& m) { m.num_value_heads = 16; });
+  is_refused(kGated, "model.num_value_heads", [](Model& m) { m.num_value_heads = 12; });
+  is_refused(kGated, "model.value_expand", [](Model& m) { m.value_expand = 0.001; });
+  is_refused(kGated, "model.attention.layers", [](Model& m) { m.attention.layers = {24}; });
+  is_refused(kGated, "model.attention.layers", [](Model& m) { m.attention.layers = {3, 3}; });
+  is_refused(kGated, "model.attention.num_heads", [](Model& m) {
+    m.attention.layers = {3};
+    m.attention.num_heads = 1024;
+  });
+  is_refused(kDelta, "model.osdn", [](Model& m) {
+    m.qk_norm = QkNorm::kSum;
+    m.osdn.emplace();
+  });
+}
+
+TEST_CASE("what optional keys of a model stand for follows the backbone", "[config]") {
+  Model model;
+  CHECK(value_dim(model) == 128);
+  CHECK_FALSE(output_gate(model));
+  CHECK_FALSE(is_attention_layer(model, 0));
+  model.backbone = Backbone::kGatedDeltaNet;
+  CHECK(value_dim(model) == 256);
+  CHECK(num_value_heads(model) == 8);
+  CHECK(output_gate(model));
+  model.use_gate = false;
+  CHECK_FALSE(output_gate(model));
+  model.attention.layers = {2, 5};
+  CHECK(is_attention_layer(model, 5));
+  CHECK_FALSE(is_attention_layer(model, 4));
+  CHECK(attention_kv_heads(model) == 8);
+  model.attention.num_heads = 4;
+  CHECK(attention_kv_heads(model) == 4);
+  Model kda;
+  kda.backbone = Backbone::kKda;
+  kda.value_expand = 0.5;
+  CHECK(gate_low_rank(kda) == 64);
+  kda.gate_low_rank = 48;
+  CHECK(gate_low_rank(kda) == 48);
+  Model transformer;
+  transformer.backbone = Backbone::kTransformer;
+  CHECK(is_attention_layer(transformer, 23));
 }
 
 TEST_CASE("boxes and steps beyond stability need allow_unstable", "[config]") {
@@ -137,11 +207,13 @@ TEST_CASE("presets carry the published values", "[config]") {
           (std::string(row.name) == "osdn" || std::string(row.name) == "osdn_apf"));
     CHECK_FALSE(osdn.anchored);
     CHECK_FALSE(osdn.divide_by_key_norm);
-    const std::string text = std::string("model: {osdn: {preset: ") + row.name + "}}\n";
-    if (osdn.retention == Retention::kStateGate)
-      CHECK(contains(load_error(text), "model.osdn.retention"));
-    else
-      CHECK(load_error(text).empty());
+    for (const std::string backbone : {"delta_net", "gated_delta_net", "kda"}) {
+      const std::string text = "model: {backbone: " + backbone + ", osdn: {preset: " + row.name + "}}\n";
+      if (osdn.retention == Retention::kStateGate && backbone == "delta_net")
+        CHECK(contains(load_error(text), "model.osdn.retention"));
+      else
+        CHECK(load_error(text).empty());
+    }
   }
 }
 

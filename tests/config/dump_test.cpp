@@ -97,36 +97,59 @@ TEST_CASE("docs/config.md is the program's reference page", "[dump]") {
   CHECK(read_file(path) == reference_page());
 }
 
-TEST_CASE("the configurations that ship load and follow the published recipe", "[dump]") {
-  for (const std::string size : {"340m", "1.3b"}) {
-    for (const std::string variant : {"delta_net", "osdn_delta_net", "osdn_apf_delta_net"}) {
-      const std::string path = std::string(OSDN_SOURCE_DIR) + "/configs/" + variant + "_" + size + ".yaml";
-      INFO(path);
-      const Config config = load(path, {});
-      CHECK(config.data.train.size() == 1);
-      CHECK(config.data.validation.size() == 1);
-      std::string name = variant + "-" + size;
-      std::replace(name.begin(), name.end(), '_', '-');
-      CHECK(config.run.name == name);
-      CHECK(config.run.seed == 42);
-      const bool is_large = size == "1.3b";
-      CHECK(config.model.hidden_size == (is_large ? 2048 : 1024));
-      CHECK(config.model.num_heads == (is_large ? 16 : 8));
-      CHECK(config.model.num_layers == 24);
-      CHECK(config.model.vocab_size == 32000);
-      CHECK(intermediate_size(config.model) == (is_large ? 5632 : 2816));
-      CHECK(config.model.osdn.has_value() == (variant != "delta_net"));
-      if (config.model.osdn)
-        CHECK((config.model.osdn->retention == Retention::kOwnGate) == (variant == "osdn_apf_delta_net"));
-      CHECK(config.train.steps == (is_large ? 190735 : 20480));
-      CHECK(config.train.global_batch_tokens == 524288);
-      CHECK(config.optimizer.warmup_steps == (is_large ? 2048 : 1024));
-      CHECK(config.optimizer.learning_rate == 1e-3);
-      CHECK(config.optimizer.eps == 1e-15);
-      CHECK(config.data.sequence_length == 4096);
-      CHECK(config.data.max_document_tokens.has_value() == false);
-    }
+struct Shipped {
+  const char* backbone;  // in the file's name
+  Backbone kind;
+  int64_t layers[2];  // 340M, 1.3B
+  int64_t heads[2];
+  bool has_osdn;  // variants osdn and osdn_apf ship as well
+};
+
+void check_recipe(const std::string& name, const Shipped& shipped, const std::string& variant,
+                  bool is_large) {
+  const Config config = load(std::string(OSDN_SOURCE_DIR) + "/configs/" + name + ".yaml", {});
+  INFO(name);
+  CHECK(config.data.train.size() == 1);
+  CHECK(config.data.validation.size() == 1);
+  std::string run = name;
+  std::replace(run.begin(), run.end(), '_', '-');
+  CHECK(config.run.name == run);
+  CHECK(config.run.seed == 42);
+  CHECK(config.model.backbone == shipped.kind);
+  CHECK(config.model.hidden_size == (is_large ? 2048 : 1024));
+  CHECK(config.model.num_heads == shipped.heads[is_large]);
+  CHECK(config.model.num_layers == shipped.layers[is_large]);
+  CHECK(config.model.vocab_size == 32000);
+  CHECK(intermediate_size(config.model) == (is_large ? 5632 : 2816));
+  CHECK(config.model.osdn.has_value() == !variant.empty());
+  if (config.model.osdn) {
+    CHECK((config.model.osdn->retention == Retention::kOwnGate) == (variant == "osdn_apf_"));
+    CHECK(config.model.osdn->step_size == (shipped.kind == Backbone::kDeltaNet ? 1.0 : 0.1));
+    CHECK(config.model.osdn->hypergradient == Hypergradient::kBetaAware);
   }
+  CHECK(config.train.steps == (is_large ? 190735 : 20480));
+  CHECK(config.train.global_batch_tokens == 524288);
+  CHECK(config.optimizer.warmup_steps == (is_large ? 2048 : 1024));
+  CHECK(config.optimizer.learning_rate == 1e-3);
+  CHECK(config.optimizer.eps == 1e-15);
+  CHECK(config.data.sequence_length == 4096);
+  CHECK(config.data.max_document_tokens.has_value() == false);
+}
+
+TEST_CASE("the configurations that ship load and follow the published recipe", "[dump]") {
+  const std::vector<Shipped> all = {
+      {"delta_net", Backbone::kDeltaNet, {24, 24}, {8, 16}, true},
+      {"gated_delta_net", Backbone::kGatedDeltaNet, {21, 21}, {6, 12}, true},
+      {"kda", Backbone::kKda, {23, 24}, {8, 16}, true},
+      {"flame_gated_delta_net", Backbone::kGatedDeltaNet, {21, 21}, {6, 6}, false},
+      {"transformer", Backbone::kTransformer, {24, 24}, {16, 32}, false},
+  };
+  for (const Shipped& shipped : all)
+    for (const bool is_large : {false, true})
+      for (const std::string variant : {"", "osdn_", "osdn_apf_"})
+        if (variant.empty() || shipped.has_osdn)
+          check_recipe(variant + shipped.backbone + (is_large ? "_1.3b" : "_340m"), shipped, variant,
+                       is_large);
 }
 
 }  // namespace osdn::config::test

@@ -290,11 +290,24 @@ TEST_CASE("presets fill in values that further keys override", "[strict_yaml]") 
   CHECK(changed.model.osdn->detach);
 }
 
+TEST_CASE("a list of numbers is read, written and read again", "[strict_yaml]") {
+  const Config config = load_ok("model: {attention: {layers: [3, 7], num_heads: 8}}\n");
+  CHECK(config.model.attention.layers == std::vector<int64_t>{3, 7});
+  CHECK(contains(dump(config), "layers: [3, 7]"));
+  CHECK(load_ok(dump(config)).model.attention.layers == config.model.attention.layers);
+  CHECK(load_ok("model: {attention: {layers: [3]}}\n", {"model.attention.layers=[1, 2]"})
+            .model.attention.layers == std::vector<int64_t>{1, 2});
+}
+
 TEST_CASE("a refused combination names the line of its key", "[strict_yaml]") {
   CHECK(is_line_starting(load_error("run: {name: a}\nmodel:\n  osdn:\n    box: [0.5, 2.5]\n"),
                          "c.yaml:4: model.osdn.box: "));
-  CHECK(is_line_starting(load_error("model:\n  backbone: kda\n"),
-                         "c.yaml:2: model.backbone: backbone kda: supported here: delta_net"));
+  CHECK(is_line_starting(load_error("model:\n  backbone: kda\n  use_gate: false\n"),
+                         "c.yaml:3: model.use_gate: expected true for backbone kda"));
+  CHECK(is_line_starting(load_error("model:\n  attention:\n    layers: [3, 99]\n"),
+                         "c.yaml:3: model.attention.layers: expected layers below"));
+  CHECK(is_line_starting(load_error("model:\n  attention: {layers: [1, two]}\n"),
+                         "c.yaml:2: model.attention.layers[1]: expected"));
   CHECK(is_line_starting(load_error("data:\n  sequence_length: 1000\n"),
                          "c.yaml: train.global_batch_tokens: "));
 }

@@ -113,17 +113,28 @@ TEST_CASE("d0 and the gate start as specified, not by the generic rule", "[lm]")
 }
 
 TEST_CASE("training FLOPs of a token follow the published counts", "[lm]") {
-  CHECK(training_flops_per_token(delta_net_340m(), 32000) == Approx(2.15e9).epsilon(3e-3));
-  CHECK(training_flops_per_token(delta_net_1b(), 32000) == Approx(8.01e9).epsilon(3e-3));
+  const auto flops = [](const config::Model& model) { return training_flops_per_token(model, 32000, 2048); };
+  config::Model gated = delta_net_340m();
+  gated.backbone = config::Backbone::kGatedDeltaNet;
+  gated.num_layers = 21;
+  gated.num_heads = 6;
+  gated.head_dim = 256;
+  config::Model kda = delta_net_340m();
+  kda.backbone = config::Backbone::kKda;
+  CHECK(flops(delta_net_340m()) == Approx(2.15e9).epsilon(3e-3));
+  CHECK(flops(delta_net_1b()) == Approx(8.01e9).epsilon(3e-3));
+  CHECK(flops(gated) == Approx(3.26e9).epsilon(3e-3));
+  CHECK(flops(kda) == Approx(2.23e9).epsilon(3e-3));
   // The input embedding is a look-up: tying it to the head changes no multiplication.
   config::Model tied = delta_net_340m();
   tied.tie_embeddings = true;
-  CHECK(training_flops_per_token(tied, 32000) == training_flops_per_token(delta_net_340m(), 32000));
+  CHECK(flops(tied) == flops(delta_net_340m()));
 }
 
 TEST_CASE("a document sees nothing of the one before it", "[lm]") {
-  for (const bool with_gate : {false, true}) {
-    const SmallModel small(test::small_config(true, with_gate));
+  for (const test::Variant& variant : test::variants()) {
+    INFO(variant.name);
+    const SmallModel small(variant.model);
     const at::Tensor ids = test::random_ids(128, 7);
     const auto run = [&](const at::Tensor& tokens, std::vector<int64_t> offsets) {
       const at::NoGradGuard no_grad;
@@ -139,13 +150,15 @@ TEST_CASE("a document sees nothing of the one before it", "[lm]") {
 }
 
 TEST_CASE("recomputation changes neither loss nor any gradient by a bit", "[lm]") {
+  const config::Model model = GENERATE(test::small_config(true, true), test::small_gated_delta_net(),
+                                       test::small_kda(), test::small_transformer());
   const at::Tensor ids = test::random_ids(96, 3);
   const at::Tensor targets = test::random_ids(96, 4);
   std::vector<at::Tensor> gradients;
   std::vector<double> losses;
   for (const auto recompute :
        {config::Recompute::kNone, config::Recompute::kMixer, config::Recompute::kBlock}) {
-    SmallModel small(test::small_config(true, true));
+    SmallModel small(model);
     ForwardCall call{.sequences = ops::Sequences::make({0, 50, 96}, at::kCPU), .recompute = recompute};
     const at::Tensor loss = small.model().loss(ids, targets, call);
     torch::autograd::backward({loss}, {});

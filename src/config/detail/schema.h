@@ -47,5 +47,7 @@ struct Problem {
   std::string text;  // "expected ..., got ... (what to do)"
 };
 std::optional<Problem> find_problem(const Config& config);
+/// What allow_unstable permits beyond the limits of stability, for a warning.
+std::optional<Problem> find_instability(const Model& model);
 
 }  // namespace osdn::config::detail

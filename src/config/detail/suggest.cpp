@@ -15,7 +15,7 @@ std::string folded(std::string_view word) {
   return result;
 }
 
-constexpr std::array<std::pair<std::string_view, std::string_view>, 33> kSynonyms = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 37> kSynonyms = {{
     {"lr", "optimizer.learning_rate"},
     {"peak_lr", "optimizer.learning_rate"},
     {"max_lr", "optimizer.learning_rate"},
@@ -35,6 +35,10 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 33> kSynonym
     {"n_heads", "model.num_heads"},
     {"n_head", "model.num_heads"},
     {"tie_word_embeddings", "model.tie_embeddings"},
+    {"expand_v", "model.value_expand"},
+    {"num_v_heads", "model.num_value_heads"},
+    {"lower_bound", "model.gate_lower_bound"},
+    {"sliding_window", "model.attention.window_size"},
     {"allow_neg_eigval", "model.allow_negative_eigenvalues"},
     {"eta", "model.osdn.step_size"},
     {"seq_len", "data.sequence_length"},

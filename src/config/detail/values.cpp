@@ -101,6 +101,9 @@ std::string describe(const Rule& rule, const std::string*) {
 std::string describe(const Rule& rule, const std::array<double, 2>*) {
   return fmt::format("a list [a, b] of two, each {}", describe_range("a number", rule));
 }
+std::string describe(const Rule& rule, const std::vector<int64_t>*) {
+  return fmt::format("a list, each {}", describe(rule, static_cast<const int64_t*>(nullptr)));
+}
 std::string describe(const Rule& rule, const std::vector<std::string>*) {
   return rule.path ? "a list of paths" : "a list of texts";
 }
@@ -164,6 +167,13 @@ void read(const Node& node, const std::string& key, const Rule& rule, std::array
   for (size_t i = 0; i < value.size(); ++i) read(node.items[i], item_key(key, i), rule, value[i]);
 }
 
+void read(const Node& node, const std::string& key, const Rule& rule, std::vector<int64_t>& value) {
+  require_list(node, key, describe(rule, &value));
+  std::vector<int64_t> numbers(node.items.size());
+  for (size_t i = 0; i < numbers.size(); ++i) read(node.items[i], item_key(key, i), rule, numbers[i]);
+  value = std::move(numbers);
+}
+
 void read(const Node& node, const std::string& key, const Rule& rule, std::vector<std::string>& value) {
   require_list(node, key, describe(rule, &value));
   std::vector<std::string> texts(node.items.size());
@@ -212,6 +222,9 @@ std::string write(const Rule& rule, const std::string& value) {
 std::string write(const Rule&, const std::array<double, 2>& value) {
   return fmt::format("[{}, {}]", format_number(value[0]), format_number(value[1]));
 }
+std::string write(const Rule&, const std::vector<int64_t>& value) {
+  return fmt::format("[{}]", fmt::join(value, ", "));
+}
 std::string write(const Rule& rule, const std::vector<std::string>& value) {
   std::vector<std::string> texts;
   for (const std::string& text : value) texts.push_back(write_text(rule, text));
@@ -244,6 +257,11 @@ std::optional<std::string> outside(const Rule& rule, const std::string& value) {
 }
 std::optional<std::string> outside(const Rule& rule, const std::array<double, 2>& value) {
   for (const double item : value)
+    if (outside(rule, item)) return write(rule, value);
+  return std::nullopt;
+}
+std::optional<std::string> outside(const Rule& rule, const std::vector<int64_t>& value) {
+  for (const int64_t item : value)
     if (outside(rule, item)) return write(rule, value);
   return std::nullopt;
 }

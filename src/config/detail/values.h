@@ -49,7 +49,16 @@ struct EnumNames<Resume> {
 };
 template <>
 struct EnumNames<Backbone> {
-  static constexpr std::array<std::string_view, 3> kNames = {"delta_net", "gated_delta_net", "kda"};
+  static constexpr std::array<std::string_view, 4> kNames = {"delta_net", "gated_delta_net", "kda",
+                                                             "transformer"};
+};
+template <>
+struct EnumNames<QkNorm> {
+  static constexpr std::array<std::string_view, 2> kNames = {"l2", "sum"};
+};
+template <>
+struct EnumNames<QkActivation> {
+  static constexpr std::array<std::string_view, 4> kNames = {"silu", "relu", "elu", "identity"};
 };
 template <>
 struct EnumNames<Hypergradient> {
@@ -102,6 +111,7 @@ std::string describe(const Rule& rule, const double*);
 std::string describe(const Rule& rule, const bool*);
 std::string describe(const Rule& rule, const std::string*);
 std::string describe(const Rule& rule, const std::array<double, 2>*);
+std::string describe(const Rule& rule, const std::vector<int64_t>*);
 std::string describe(const Rule& rule, const std::vector<std::string>*);
 std::string describe(const Rule& rule, const std::vector<WeightedSource>*);
 
@@ -110,6 +120,7 @@ void read(const Node& node, const std::string& key, const Rule& rule, double& va
 void read(const Node& node, const std::string& key, const Rule& rule, bool& value);
 void read(const Node& node, const std::string& key, const Rule& rule, std::string& value);
 void read(const Node& node, const std::string& key, const Rule& rule, std::array<double, 2>& value);
+void read(const Node& node, const std::string& key, const Rule& rule, std::vector<int64_t>& value);
 void read(const Node& node, const std::string& key, const Rule& rule, std::vector<std::string>& value);
 void read(const Node& node, const std::string& key, const Rule& rule, std::vector<WeightedSource>& value);
 
@@ -118,6 +129,7 @@ std::string write(const Rule& rule, double value);
 std::string write(const Rule& rule, bool value);
 std::string write(const Rule& rule, const std::string& value);
 std::string write(const Rule& rule, const std::array<double, 2>& value);
+std::string write(const Rule& rule, const std::vector<int64_t>& value);
 std::string write(const Rule& rule, const std::vector<std::string>& value);
 std::string write(const Rule& rule, const std::vector<WeightedSource>& value);
 
@@ -126,6 +138,7 @@ std::optional<std::string> outside(const Rule& rule, double value);
 std::optional<std::string> outside(const Rule& rule, bool value);
 std::optional<std::string> outside(const Rule& rule, const std::string& value);
 std::optional<std::string> outside(const Rule& rule, const std::array<double, 2>& value);
+std::optional<std::string> outside(const Rule& rule, const std::vector<int64_t>& value);
 std::optional<std::string> outside(const Rule& rule, const std::vector<std::string>& value);
 std::optional<std::string> outside(const Rule& rule, const std::vector<WeightedSource>& value);
 

@@ -1,155 +1,174 @@
 #include "model/mixers/delta_net.h"
 
-#include <optional>
 #include <string>
 
 #include "base/error.h"
-#include "model/preconditioner.h"
-#include "ops/delta_rule.h"
+#include "model/delta_memory.h"
 #include "ops/linear.h"
-#include "ops/residual_stats.h"
 #include "ops/rms_norm.h"
 #include "ops/short_conv.h"
 #include "tensor/torch.h"
 
-// N: packed tokens; D: hidden size; H: heads; K: head size (keys and values alike); E = H * K.
+// N: packed tokens; D: hidden size; H: heads; K, V: head size of keys and values; S: sequences; W: taps.
 
 namespace osdn::model {
-namespace {
+namespace delta_net_detail {
 
-std::string attn_prefix(int64_t layer) { return fmt::format("model.layers.{}.attn.", layer); }
+at::Tensor activated(const at::Tensor& x, config::QkActivation activation) {
+  switch (activation) {
+    case config::QkActivation::kSilu:
+      return at::silu(x);
+    case config::QkActivation::kRelu:
+      return at::relu(x);
+    case config::QkActivation::kElu:
+      return at::elu(x) + 1;
+    case config::QkActivation::kIdentity:
+      return x;
+  }
+  return x;
+}
+
+/// x over its sum per head; a head whose sum is 0 stays as it is.
+at::Tensor over_sum(const at::Tensor& x) {
+  const at::Tensor sum = x.sum(-1, /*keepdim=*/true);
+  return x / at::where(sum == 0, at::ones_like(sum), sum);
+}
 
 class DeltaNet final : public Mixer {
  public:
   DeltaNet(const config::Model& config, int64_t layer, const WeightSource& weights)
       : num_heads_(config.num_heads),
-        head_dim_(config.head_dim),
+        key_dim_(config.head_dim),
+        value_dim_(config::value_dim(config)),
         norm_eps_(config.norm_eps),
-        max_beta_(config::max_beta(config)) {
-    const std::string prefix = attn_prefix(layer);
+        max_beta_(config::max_beta(config)),
+        qk_norm_(config.qk_norm),
+        qk_activation_(config.qk_activation),
+        memory_(config, mixer_prefix(layer), weights) {
+    const std::string prefix = mixer_prefix(layer);
     const auto weight = [&](const char* name) { return weights(prefix + name); };
     in_proj_ = join(
         {weight("q_proj.weight"), weight("k_proj.weight"), weight("v_proj.weight"), weight("b_proj.weight")});
+    qk_conv_ = join({weight("q_conv1d.weight"), weight("k_conv1d.weight")});
+    v_conv_ = weight("v_conv1d.weight");
     conv_ = join({weight("q_conv1d.weight"), weight("k_conv1d.weight"), weight("v_conv1d.weight")});
-    if (config.use_gate) gate_proj_ = weight("g_proj.weight");
+    if (config::output_gate(config)) gate_proj_ = weight("g_proj.weight");
     out_norm_ = weight("o_norm.weight");
     out_proj_ = weight("o_proj.weight");
-    if (config.osdn) preconditioner_.emplace(*config.osdn, prefix, weights);
   }
 
   at::Tensor forward(const at::Tensor& x, MixerCall& call) const override {
-    const int64_t width = num_heads_ * head_dim_;
-    const at::Tensor projected = ops::linear(x, in_proj_);  // [N, 3E + H]
-    const ops::ShortConvOutput conv =
-        ops::short_conv({.x = projected.narrow(1, 0, 3 * width),
-                         .weight = conv_,
-                         .initial_state = call.state ? call.state->conv : at::Tensor(),
-                         .sequences = call.sequences});
-    const auto heads = [&](int64_t part) {
-      return conv.y.narrow(1, part * width, width).unflatten(1, {num_heads_, head_dim_});
+    const int64_t keys = num_heads_ * key_dim_;
+    const int64_t values = num_heads_ * value_dim_;
+    const at::Tensor projected = ops::linear(x, in_proj_);  // [N, 2HK + HV + H]
+    const at::Tensor convolved = convolve(projected.narrow(1, 0, 2 * keys + values), call);  // [N, 2HK + HV]
+    const auto heads = [&](int64_t begin, int64_t head_size) {
+      return convolved.narrow(1, begin, num_heads_ * head_size).unflatten(1, {num_heads_, head_size});
     };
-    const at::Tensor q = heads(0);  // [N, H, K]
-    const at::Tensor k = heads(1);
-    const at::Tensor v = heads(2);
-
+    at::Tensor q = heads(0, key_dim_);  // [N, H, K]
+    at::Tensor k = heads(keys, key_dim_);
+    if (qk_norm_ == config::QkNorm::kSum) {
+      q = over_sum(q);
+      k = over_sum(k);
+    }
     // The sigmoid in the compute dtype, as the peer's DeltaNet has it; the ops take beta in fp32.
-    at::Tensor beta = at::sigmoid(projected.narrow(1, 3 * width, num_heads_));  // [N, H]
+    at::Tensor beta = at::sigmoid(projected.narrow(1, 2 * keys + values, num_heads_));  // [N, H]
     if (max_beta_ != 1.0) beta = beta * max_beta_;
     if (beta.scalar_type() != at::kDouble) beta = beta.to(at::kFloat);
 
-    at::Tensor write_key;  // [N, H, K], undefined: k
-    ops::PrecondScanOutput scan;
-    if (preconditioner_) {
-      scan = preconditioner_->forward({.x = x,
-                                       .k = k,
-                                       .beta = beta,
-                                       .carried = call.state ? call.state->scale : at::Tensor(),
-                                       .sequences = call.sequences,
-                                       .collect_statistics = call.collect_statistics});
-      write_key = scan.write_key;
-      call.statistics = scan.statistics;
-    } else if (call.collect_statistics) {
-      call.statistics = ops::plain_residual_stats(k, beta, true);
-    }
-    const ops::DeltaRuleOutput rule =
-        ops::delta_rule({.q = q,
-                         .k = k,
-                         .v = v,
-                         .beta = beta,
-                         .write_key = write_key,
-                         .initial_state = call.state ? call.state->recurrent : at::Tensor(),
-                         .sequences = call.sequences});
-    if (call.state) {
-      call.state->conv = conv.final_state.detach();
-      call.state->scale = scan.final_d.defined() ? scan.final_d.detach() : at::Tensor();
-      call.state->recurrent = rule.final_state.detach();
-    }
-    at::Tensor normalized;  // [N, H, K]
+    const at::Tensor read = memory_.forward(
+        {.x = x, .q = q, .k = k, .v = heads(2 * keys, value_dim_), .beta = beta}, call);  // [N, H, V]
+    at::Tensor normalized;                                                                // [N, H, V]
     if (gate_proj_.defined()) {
-      const at::Tensor gate = ops::linear(x, gate_proj_).unflatten(1, {num_heads_, head_dim_});
-      normalized = ops::gated_rms_norm(rule.o, gate, out_norm_, norm_eps_, ops::GateActivation::kSwish);
+      const at::Tensor gate = ops::linear(x, gate_proj_).unflatten(1, {num_heads_, value_dim_});
+      normalized = ops::gated_rms_norm(read, gate, out_norm_, norm_eps_, ops::GateActivation::kSwish);
     } else {
-      normalized = ops::rms_norm(rule.o, out_norm_, norm_eps_);
+      normalized = ops::rms_norm(read, out_norm_, norm_eps_);
     }
     return ops::linear(normalized.flatten(1), out_proj_);
   }
 
  private:
+  at::Tensor convolve(const at::Tensor& x, MixerCall& call) const {
+    const at::Tensor history = call.state ? call.state->conv : at::Tensor();  // [S, 2HK + HV, W]
+    if (qk_activation_ == config::QkActivation::kSilu) {
+      const ops::ShortConvOutput all =
+          ops::short_conv({.x = x, .weight = conv_, .initial_state = history, .sequences = call.sequences});
+      if (call.state) call.state->conv = all.final_state.detach();
+      return all.y;
+    }
+    // Queries and keys pass a linear convolution, then their own activation.
+    const int64_t split = 2 * num_heads_ * key_dim_;
+    const auto part = [&](const at::Tensor& whole, int64_t begin, int64_t end) {
+      return whole.defined() ? whole.slice(1, begin, end) : whole;
+    };
+    const ops::ShortConvOutput qk = ops::short_conv({.x = part(x, 0, split),
+                                                     .weight = qk_conv_,
+                                                     .initial_state = part(history, 0, split),
+                                                     .sequences = call.sequences,
+                                                     .silu = false});
+    const ops::ShortConvOutput v = ops::short_conv({.x = part(x, split, x.size(1)),
+                                                    .weight = v_conv_,
+                                                    .initial_state = part(history, split, x.size(1)),
+                                                    .sequences = call.sequences});
+    if (call.state) call.state->conv = at::cat({qk.final_state, v.final_state}, 1).detach();
+    return at::cat({activated(qk.y, qk_activation_), v.y}, 1);
+  }
+
   int64_t num_heads_;
-  int64_t head_dim_;
+  int64_t key_dim_;
+  int64_t value_dim_;
   double norm_eps_;
   double max_beta_;
-  Weight in_proj_;    // [3E + H, D]: q, k, v, beta
-  Weight conv_;       // [3E, 1, W]: q, k, v
-  Weight gate_proj_;  // [E, D], with use_gate
-  Weight out_norm_;   // [K]
-  Weight out_proj_;   // [D, E]
-  std::optional<Preconditioner> preconditioner_;
+  config::QkNorm qk_norm_;
+  config::QkActivation qk_activation_;
+  DeltaMemory memory_;
+  Weight in_proj_;    // [2HK + HV + H, D]: q, k, v, beta
+  Weight conv_;       // [2HK + HV, 1, W]: q, k, v
+  Weight qk_conv_;    // [2HK, 1, W], its first rows
+  Weight v_conv_;     // [HV, 1, W], its last rows
+  Weight gate_proj_;  // [HV, D], with an output gate
+  Weight out_norm_;   // [V]
+  Weight out_proj_;   // [D, HV]
 };
 
-}  // namespace
+}  // namespace delta_net_detail
 
 std::vector<ParameterSpec> delta_net_specs(const config::Model& config, int64_t layer, int64_t& group) {
-  const std::string prefix = attn_prefix(layer);
+  const std::string prefix = mixer_prefix(layer);
   const int64_t hidden = config.hidden_size;
-  const int64_t width = config.num_heads * config.head_dim;
-  const double std_dev = config.initializer_range;
+  const int64_t keys = config.num_heads * config.head_dim;
+  const int64_t values = config.num_heads * config::value_dim(config);
   std::vector<ParameterSpec> specs;
   const auto matrix = [&](const char* name, std::vector<int64_t> shape) {
-    specs.push_back({.name = prefix + name, .shape = std::move(shape), .scale = std_dev, .group = group});
+    specs.push_back({.name = prefix + name,
+                     .shape = std::move(shape),
+                     .scale = config.initializer_range,
+                     .group = group});
   };
-  matrix("q_proj.weight", {width, hidden});
-  matrix("k_proj.weight", {width, hidden});
-  matrix("v_proj.weight", {width, hidden});
+  matrix("q_proj.weight", {keys, hidden});
+  matrix("k_proj.weight", {keys, hidden});
+  matrix("v_proj.weight", {values, hidden});
   matrix("b_proj.weight", {config.num_heads, hidden});
   ++group;
-  for (const char* name : {"q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"})
-    matrix(name, {width, 1, config.conv_size});
+  matrix("q_conv1d.weight", {keys, 1, config.conv_size});
+  matrix("k_conv1d.weight", {keys, 1, config.conv_size});
+  matrix("v_conv1d.weight", {values, 1, config.conv_size});
   ++group;
-  if (config.osdn) {
-    for (ParameterSpec& spec :
-         Preconditioner::specs(*config.osdn, prefix, hidden, config.num_heads, config.head_dim, group))
-      specs.push_back(std::move(spec));
-  }
-  if (config.use_gate) {
-    matrix("g_proj.weight", {width, hidden});
+  for (ParameterSpec& spec : DeltaMemory::specs(config, prefix, group)) specs.push_back(std::move(spec));
+  if (config::output_gate(config)) {
+    matrix("g_proj.weight", {values, hidden});
     ++group;
   }
-  specs.push_back({.name = prefix + "o_norm.weight",
-                   .shape = {config.head_dim},
-                   .initializer = Initializer::kConstant,
-                   .scale = 1.0,
-                   .decay = false,
-                   .full_precision = true,
-                   .group = group++});
-  matrix("o_proj.weight", {hidden, width});
+  specs.push_back(norm_spec(prefix + "o_norm.weight", config::value_dim(config), group));
+  matrix("o_proj.weight", {hidden, values});
   ++group;
   return specs;
 }
 
 std::unique_ptr<Mixer> make_delta_net(const config::Model& config, int64_t layer,
                                       const WeightSource& weights) {
-  return std::make_unique<DeltaNet>(config, layer, weights);
+  return std::make_unique<delta_net_detail::DeltaNet>(config, layer, weights);
 }
 
 }  // namespace osdn::model

@@ -1,0 +1,97 @@
+#include "model/delta_memory.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "ops/delta_rule.h"
+#include "ops/residual_stats.h"
+#include "tensor/torch.h"
+
+namespace osdn::model {
+
+std::string mixer_prefix(int64_t layer) { return fmt::format("model.layers.{}.attn.", layer); }
+
+ParameterSpec norm_spec(std::string name, int64_t width, int64_t& group) {
+  return {.name = std::move(name),
+          .shape = {width},
+          .initializer = Initializer::kConstant,
+          .scale = 1.0,
+          .decay = false,
+          .full_precision = true,
+          .group = group++};
+}
+
+std::vector<ParameterSpec> DeltaMemory::specs(const config::Model& config, const std::string& prefix,
+                                              int64_t& group) {
+  if (!config.osdn) return {};
+  return Preconditioner::specs(*config.osdn, prefix, config.hidden_size, config::num_value_heads(config),
+                               config.head_dim, group);
+}
+
+namespace delta_memory_detail {
+
+/// Sequence by sequence, so that each has the bits that it has alone. The op's loops on a CPU see to that by
+/// themselves; a decay per channel goes through products over all sequences at once.
+ops::DeltaRuleOutput each_alone(const ops::DeltaRuleArgs& args) {
+  const std::vector<int64_t>& offsets = args.sequences->host_offsets();
+  std::vector<at::Tensor> reads;
+  std::vector<at::Tensor> states;
+  for (size_t s = 0; s + 1 < offsets.size(); ++s) {
+    const int64_t count = offsets[s + 1] - offsets[s];
+    const auto rows = [&](const at::Tensor& all) {
+      return all.defined() ? all.narrow(0, offsets[s], count) : all;
+    };
+    ops::DeltaRuleArgs one = args;
+    for (at::Tensor* tensor : {&one.q, &one.k, &one.v, &one.beta, &one.write_key, &one.log_decay})
+      *tensor = rows(*tensor);
+    if (args.initial_state.defined())
+      one.initial_state = args.initial_state.narrow(0, static_cast<int64_t>(s), 1);
+    one.sequences = ops::Sequences::make({0, count}, args.q.device());
+    const ops::DeltaRuleOutput out = ops::delta_rule(one);
+    reads.push_back(out.o);
+    states.push_back(out.final_state);
+  }
+  return {.o = at::cat(reads), .final_state = at::cat(states)};
+}
+
+}  // namespace delta_memory_detail
+
+DeltaMemory::DeltaMemory(const config::Model& config, const std::string& prefix, const WeightSource& weights)
+    : l2_normalize_(config.qk_norm == config::QkNorm::kL2) {
+  if (config.osdn) preconditioner_.emplace(*config.osdn, prefix, weights);
+}
+
+at::Tensor DeltaMemory::forward(const Input& input, MixerCall& call) const {
+  ops::PrecondScanOutput scan;
+  if (preconditioner_) {
+    scan = preconditioner_->forward({.x = input.x,
+                                     .k = input.k,
+                                     .beta = input.beta,
+                                     .log_decay = input.log_decay,
+                                     .carried = call.state ? call.state->scale : at::Tensor(),
+                                     .sequences = call.sequences,
+                                     .collect_statistics = call.collect_statistics});
+    call.statistics = scan.statistics;
+  } else if (call.collect_statistics) {
+    call.statistics = ops::plain_residual_stats(input.k, input.beta, l2_normalize_);
+  }
+  const ops::DeltaRuleArgs args{.q = input.q,
+                                .k = input.k,
+                                .v = input.v,
+                                .beta = input.beta,
+                                .write_key = scan.write_key,
+                                .log_decay = input.log_decay,
+                                .initial_state = call.state ? call.state->recurrent : at::Tensor(),
+                                .sequences = call.sequences,
+                                .l2_normalize = l2_normalize_};
+  const bool by_channel = input.log_decay.defined() && input.log_decay.dim() == 3;
+  const bool apart = call.state && by_channel && input.q.is_cpu() && call.sequences->num_sequences() > 1;
+  const ops::DeltaRuleOutput rule = apart ? delta_memory_detail::each_alone(args) : ops::delta_rule(args);
+  if (call.state) {
+    call.state->scale = scan.final_d.defined() ? scan.final_d.detach() : at::Tensor();
+    call.state->recurrent = rule.final_state.detach();
+  }
+  return rule.o;
+}
+
+}  // namespace osdn::model

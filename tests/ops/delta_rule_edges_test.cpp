@@ -155,6 +155,44 @@ TEST_CASE("saturated beta logits have finite gradients", "[delta_rule_edges]") {
   CHECK(gradient[4].item<double>() == 0);
 }
 
+TEST_CASE("logits of beta at their extremes give finite gradients, zero where the sigmoid is saturated",
+          "[delta_rule_edges]") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  CAPTURE(c10::toString(dtype));
+  DeltaRuleArgs args =
+      make({.offsets = {0, 5}, .H = 1, .HV = 1, .K = 8, .V = 4, .initial_state = true, .dtype = at::kFloat});
+  const at::Tensor logits =
+      at::tensor({-100.0, -20.0, 0.0, 20.0, 100.0}).view({5, 1}).to(dtype).set_requires_grad(true);
+  args.beta = at::sigmoid(logits).to(at::kFloat);
+  const DeltaRuleOutput out = delta_rule(args);
+  CHECK(at::isfinite(out.o).all().item<bool>());
+  const at::Tensor gradient = torch::autograd::grad({loss(out)}, {logits})[0].flatten();
+  CHECK(at::isfinite(gradient).all().item<bool>());
+  CHECK(gradient[0].abs().item<double>() < 1e-30);
+  CHECK(gradient[2].item<double>() != 0);
+  CHECK(gradient[4].item<double>() == 0);
+}
+
+TEST_CASE("keys far from unit length are normalised in fp32 and bf16, small ones with eps inside the root",
+          "[delta_rule_edges]") {
+  const double size = GENERATE(1e-3, 1.0, 8.0);
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  CAPTURE(size, c10::toString(dtype));
+  DeltaRuleArgs args = make({.offsets = {0, 64}, .H = 1, .HV = 1, .K = 64, .V = 16, .dtype = dtype});
+  const at::Tensor unit = args.k.detach().to(at::kDouble);
+  args.k = (size * unit / unit.norm(2, {-1}, true)).to(dtype).set_requires_grad(true);
+  check_equal(run(delta_rule, args), run(delta_rule_ref, to_double(args)), dtype == at::kFloat ? 1e-5 : 2e-2);
+  if (size > 1e-3) return;
+  // What a key of norm 1e-3 stores of a value with beta 1 from nothing, read with itself: norm^2 after
+  // normalisation, 1 / 2 with eps 1e-6 inside the root.
+  const at::NoGradGuard no_grad;
+  DeltaRuleArgs first = only(args, 0, 1, 0);
+  first.q = first.k;
+  first.scale = 1.0;
+  first.beta = at::ones_like(first.beta);
+  check_close("o", delta_rule(first).o, first.v * 0.5, 1e-2);
+}
+
 TEST_CASE("a later token changes no earlier output bit and a prefix loss reaches no later token",
           "[delta_rule_edges]") {
   const Decay decay = GENERATE(Decay::kNone, Decay::kScalar, Decay::kChannel);

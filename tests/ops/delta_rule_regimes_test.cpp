@@ -244,6 +244,31 @@ TEST_CASE("thousands of sequences and heads equal float64", "[delta_rule_regimes
       draw({.offsets = equal_offsets(4500, 3), .H = 16, .HV = 16, .K = 16, .V = 16, .decay = decay}));
 }
 
+TEST_CASE("rows beyond two to the thirty-first element are found, gates too", "[delta_rule_regimes][cuda]") {
+  const Decay decay = GENERATE(Decay::kScalar, Decay::kChannel);
+  CAPTURE(to_string(decay));
+  const int64_t B = 17;  // 17 * 16,384 * 64 * 128 elements are above 2^31
+  const int64_t T = 16384;
+  const at::NoGradGuard no_grad;
+  const DeltaRuleArgs one = draw(
+      {.offsets = {0, T}, .H = 64, .HV = 64, .K = 128, .V = 128, .decay = decay, .initial_state = false});
+  REQUIRE(delta_rule_detail::checked(one).on_kernel_path());  // ATen's path would not fit into memory
+  DeltaRuleArgs all = one;
+  for (at::Tensor* x : {&all.q, &all.k, &all.v, &all.beta, &all.log_decay})
+    *x = x->detach()
+             .unsqueeze(0)
+             .expand([&] {
+               std::vector<int64_t> sizes = x->sizes().vec();
+               sizes.insert(sizes.begin(), B);
+               return sizes;
+             }())
+             .flatten(0, 1);
+  all.sequences = Sequences::equal(B, T, kGpu);
+  const at::Tensor expected = delta_rule(one).o;
+  const at::Tensor o = delta_rule(all).o;
+  for (int64_t row = 0; row < B; ++row) CHECK(at::equal(o.narrow(0, row * T, T), expected));
+}
+
 TEST_CASE("a sequence of a million tokens ends as its tail from the saved state does",
           "[delta_rule_regimes][cuda]") {
   const Decay decay = GENERATE(Decay::kNone, Decay::kScalar, Decay::kChannel);

@@ -33,6 +33,7 @@ packages_to_build="
   libspdlog-dev         file spdlog/spdlog.h
   libsentencepiece-dev  file sentencepiece_trainer.h
   libhdf5-dev           file hdf5/serial/hdf5.h
+  libgloo-dev           file gloo/context.h
   libxxhash-dev         file xxhash.h
   zlib1g-dev            file zlib.h
   libzstd-dev           file zstd.h
@@ -47,6 +48,10 @@ packages_to_test="
   lld                   command ld.lld
   clang-tidy            command clang-tidy
   clang-format-14       command clang-format-14
+  slurm-wlm             command slurmctld
+  munge                 command munged
+  openmpi-bin           command mpirun
+  iproute2              command ip
 "
 packages_to_fetch_libtorch="
   python3               command python3

@@ -198,19 +198,19 @@ class Agent {
       seen.attempt = std::max(wanted.attempt, std::stoi(get("launch/attempt")));
     prefix_ = fmt::format("launch/{}/", seen.attempt);
 
+    if (!fits_node_0(seen)) return seen;
     const std::string own = fmt::format("{} {} {}", node_.nodes, node_.processes, identity_);
     const std::string taken = set_first(node_key("node", node_.node_rank), own);
     if (taken != own) {
       seen.refused = fmt::format(
           "--node-rank {}: another launcher ({}) is node {} of the job at {}:{}; give every node a rank of "
-          "its own, "
-          "or wait until that one has ended",
+          "its "
+          "own, or wait until that one has ended",
           node_.node_rank, taken.substr(taken.rfind(' ') + 1), node_.node_rank, node_.master_addr,
           node_.master_port);
       return seen;
     }
     gather(seen);
-    if (!seen.refused.empty()) return seen;
     if (wanted.report) set_first(prefix_ + "failure", to_text(*wanted.report));
     if (store_->check({prefix_ + "failure"})) seen.failure = from_text(get(prefix_ + "failure"));
     if (wanted.done) set(node_key("done", node_.node_rank), "1");
@@ -229,6 +229,19 @@ class Agent {
     return keys;
   }
 
+  /// Node 0 comes first, and what it says of the job holds for all. False while it is not there, too.
+  bool fits_node_0(Seen& seen) {
+    if (node_.node_rank == 0) return true;
+    if (!store_->check({node_key("node", 0)})) return false;
+    const int nodes = std::stoi(get(node_key("node", 0)));
+    if (nodes != node_.nodes)
+      seen.refused = fmt::format(
+          "--nodes {}: node 0 of the job at {}:{} was started with --nodes {}; start all nodes with the same "
+          "number",
+          node_.nodes, node_.master_addr, node_.master_port, nodes);
+    return nodes == node_.nodes;
+  }
+
   /// Who has joined; the meeting, when all have.
   void gather(Seen& seen) {
     Meeting meeting = {.attempt = seen.attempt,
@@ -236,23 +249,17 @@ class Agent {
                        .world_size = 0,
                        .master_addr = node_.master_addr,
                        .master_port = node_.master_port};
+    others_.clear();
     for (int node = 0; node < node_.nodes; ++node) {
       if (!store_->check({node_key("node", node)})) {
         seen.missing.push_back(node);
         continue;
       }
+      others_.push_back(node);
       std::istringstream words(get(node_key("node", node)));
       int nodes = 0;
       int processes = 0;
       words >> nodes >> processes;
-      if (nodes != node_.nodes) {
-        seen.refused = fmt::format(
-            "--nodes {}: node {} of the job at {}:{} was started with --nodes {}; start all nodes with the "
-            "same "
-            "number",
-            node_.nodes, node, node_.master_addr, node_.master_port, nodes);
-        return;
-      }
       if (node < node_.node_rank) meeting.first_rank += processes;
       meeting.world_size += processes;
     }
@@ -262,7 +269,8 @@ class Agent {
   void leave() {
     set(node_key("left", node_.node_rank), "1");
     if (node_.node_rank != 0) return;
-    const std::vector<std::string> all = keys_of_all("left");
+    std::vector<std::string> all;
+    for (const int node : others_) all.push_back(node_key("left", node));
     for (const auto until = Clock::now() + kFarewell; Clock::now() < until && !store_->check(all);)
       std::this_thread::sleep_for(kRound);
   }
@@ -272,6 +280,7 @@ class Agent {
   Store store_;
   std::string identity_;
   std::string prefix_;
+  std::vector<int> others_;  // nodes that have joined, this one included
 };
 
 class StorePeers : public Peers {
@@ -292,6 +301,8 @@ class StorePeers : public Peers {
     std::unique_lock lock(desk_->mutex);
     desk_->wanted.leaving = true;
     desk_->changed.notify_all();
+    // Nobody to take leave of.
+    if (!desk_->connected || Clock::now() - desk_->last_contact > kFarewell) return;
     desk_->changed.wait_for(lock, kFarewell + kRound, [&] { return desk_->finished; });
   }
 

@@ -32,6 +32,9 @@ sigset_t handled_signals() {
   sigset_t set;
   sigemptyset(&set);
   for (const int number : kStopSignals) sigaddset(&set, number);
+  // Under nohup the end of the terminal's session is to be ignored.
+  struct sigaction hangup {};
+  if (::sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler == SIG_IGN) sigdelset(&set, SIGHUP);
   sigaddset(&set, SIGCHLD);
   return set;
 }
@@ -135,7 +138,10 @@ class Supervisor {
   }
 
   void end_all() {
-    for (const WorkerProcess& worker : workers_) worker.signal(SIGTERM, std::max(1, stop_.count));
+    for (const WorkerProcess& worker : workers_) {
+      if (worker.stopped()) worker.kill();  // it would not act on anything else
+      worker.signal(SIGTERM, std::max(1, stop_.count));
+    }
     kill_at_ = Clock::now() + options_.grace;
   }
 

@@ -54,8 +54,12 @@ SignalGuard::SignalGuard() {
   action.sa_sigaction = on_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART | SA_SIGINFO;
-  for (size_t i = 0; i < kHandledSignals.size(); ++i)
+  for (size_t i = 0; i < kHandledSignals.size(); ++i) {
     ::sigaction(kHandledSignals[i], &action, &previous_actions[i]);
+    // Under nohup the end of the terminal's session is to be ignored.
+    if (kHandledSignals[i] == SIGHUP && previous_actions[i].sa_handler == SIG_IGN)
+      ::sigaction(SIGHUP, &previous_actions[i], nullptr);
+  }
   // A reader of the log that goes away (`osdn train ... 2>&1 | head`) must not end the training.
   struct sigaction ignored {};
   ignored.sa_handler = SIG_IGN;

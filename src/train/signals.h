@@ -1,5 +1,6 @@
-// SIGTERM, SIGUSR1, SIGHUP and SIGINT ask the run to finish its step, write a checkpoint and exit; a second
-// signal ends the process at once, which loses nothing that was complete. SIGPIPE is ignored.
+// SIGTERM, SIGUSR1, SIGHUP (unless it is ignored, as under nohup) and SIGINT ask the run to finish its step,
+// write a checkpoint and exit; a second signal ends the process at once, which loses nothing that was
+// complete. SIGPIPE is ignored.
 #pragma once
 
 #include <optional>

@@ -60,6 +60,7 @@ Supervised supervise_scripts(const std::vector<std::string>& scripts, Supervisor
   const pid_t launcher = ::fork();
   if (launcher == 0) {
     (void)!::freopen(output.c_str(), "w", stderr);
+    ::signal(SIGHUP, SIG_DFL);  // whatever the tests run under
     int code = 99;
     try {
       const BlockedSignals blocked;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ops/detail/embedding_paths.h"
 #include "tensor/check.h"
 #include "tensor/gradient.h"
 #include "tensor/torch.h"
@@ -29,6 +30,10 @@ void add_rows_cpu(const int64_t* ids, const T* dy, int64_t num_tokens, int64_t w
 }
 
 void add_rows(const at::Tensor& table, const at::Tensor& ids, const at::Tensor& gradient) {
+  if (on_kernel_path(table, gradient)) {
+    add_rows_kernel(table, ids, gradient);
+    return;
+  }
   const at::Tensor dy = gradient.to(table.scalar_type()).contiguous();  // [N, D]
   if (!table.is_cpu()) {
     // On CUDA an accumulating index_put sorts the ids (stable) and adds equal ones in order: no atomics.

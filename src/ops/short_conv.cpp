@@ -66,7 +66,7 @@ class ShortConvFunction : public torch::autograd::Function<ShortConvFunction> {
     torch::autograd::variable_list outputs = {out.y};
     if (settings->widths.size() > 1) outputs = out.y.split_with_sizes(settings->widths, 1);
     outputs.push_back(out.final_state);
-    if (settings->rest > 0) outputs.push_back(input.narrow(1, num_channels, settings->rest).clone());
+    if (settings->rest > 0) outputs.push_back(input.narrow(1, num_channels, settings->rest));
     return outputs;
   }
 

@@ -58,27 +58,22 @@ class DeltaNet final : public Mixer {
   }
 
   at::Tensor forward(const at::Tensor& x, MixerCall& call) const override {
-    const int64_t keys = num_heads_ * key_dim_;
-    const int64_t values = num_heads_ * value_dim_;
-    const at::Tensor projected = ops::linear(x, in_proj_);  // [N, 2HK + HV + H]
-    const at::Tensor convolved = convolve(projected.narrow(1, 0, 2 * keys + values), call);  // [N, 2HK + HV]
-    const auto heads = [&](int64_t begin, int64_t head_size) {
-      return convolved.narrow(1, begin, num_heads_ * head_size).unflatten(1, {num_heads_, head_size});
-    };
-    at::Tensor q = heads(0, key_dim_);  // [N, H, K]
-    at::Tensor k = heads(keys, key_dim_);
+    const Convolved convolved = convolve(ops::linear(x, in_proj_), call);
+    at::Tensor q = convolved.q.unflatten(1, {num_heads_, key_dim_});  // [N, H, K]
+    at::Tensor k = convolved.k.unflatten(1, {num_heads_, key_dim_});
+    const at::Tensor v = convolved.v.unflatten(1, {num_heads_, value_dim_});  // [N, H, V]
     if (qk_norm_ == config::QkNorm::kSum) {
       q = over_sum(q);
       k = over_sum(k);
     }
     // The sigmoid in the compute dtype, as the peer's DeltaNet has it; the ops take beta in fp32.
-    at::Tensor beta = at::sigmoid(projected.narrow(1, 2 * keys + values, num_heads_));  // [N, H]
+    at::Tensor beta = at::sigmoid(convolved.beta);  // [N, H]
     if (max_beta_ != 1.0) beta = beta * max_beta_;
     if (beta.scalar_type() != at::kDouble) beta = beta.to(at::kFloat);
 
-    const at::Tensor read = memory_.forward(
-        {.x = x, .q = q, .k = k, .v = heads(2 * keys, value_dim_), .beta = beta}, call);  // [N, H, V]
-    at::Tensor normalized;                                                                // [N, H, V]
+    const at::Tensor read =
+        memory_.forward({.x = x, .q = q, .k = k, .v = v, .beta = beta}, call);  // [N, H, V]
+    at::Tensor normalized;                                                      // [N, H, V]
     if (gate_proj_.defined()) {
       const at::Tensor gate = ops::linear(x, gate_proj_).unflatten(1, {num_heads_, value_dim_});
       normalized = ops::gated_rms_norm(read, gate, out_norm_, norm_eps_, ops::GateActivation::kSwish);
@@ -89,30 +84,48 @@ class DeltaNet final : public Mixer {
   }
 
  private:
-  at::Tensor convolve(const at::Tensor& x, MixerCall& call) const {
+  struct Convolved {
+    at::Tensor q;     // [N, HK]
+    at::Tensor k;     // [N, HK]
+    at::Tensor v;     // [N, HV]
+    at::Tensor beta;  // [N, H] before the sigmoid, not convolved
+  };
+
+  // projected [N, 2HK + HV + H]
+  Convolved convolve(const at::Tensor& projected, MixerCall& call) const {
+    const int64_t keys = num_heads_ * key_dim_;
+    const int64_t values = num_heads_ * value_dim_;
     const at::Tensor history = call.state ? call.state->conv : at::Tensor();  // [S, 2HK + HV, W]
     if (qk_activation_ == config::QkActivation::kSilu) {
-      const ops::ShortConvOutput all =
-          ops::short_conv({.x = x, .weight = conv_, .initial_state = history, .sequences = call.sequences});
+      const ops::ShortConvOutput all = ops::short_conv({.x = projected,
+                                                        .weight = conv_,
+                                                        .initial_state = history,
+                                                        .sequences = call.sequences,
+                                                        .parts = {keys, keys, values},
+                                                        .rest = num_heads_});
       if (call.state) call.state->conv = all.final_state.detach();
-      return all.y;
+      return {.q = all.parts[0], .k = all.parts[1], .v = all.parts[2], .beta = all.rest};
     }
     // Queries and keys pass a linear convolution, then their own activation.
-    const int64_t split = 2 * num_heads_ * key_dim_;
     const auto part = [&](const at::Tensor& whole, int64_t begin, int64_t end) {
       return whole.defined() ? whole.slice(1, begin, end) : whole;
     };
-    const ops::ShortConvOutput qk = ops::short_conv({.x = part(x, 0, split),
+    const ops::ShortConvOutput qk = ops::short_conv({.x = part(projected, 0, 2 * keys),
                                                      .weight = qk_conv_,
-                                                     .initial_state = part(history, 0, split),
+                                                     .initial_state = part(history, 0, 2 * keys),
                                                      .sequences = call.sequences,
                                                      .silu = false});
-    const ops::ShortConvOutput v = ops::short_conv({.x = part(x, split, x.size(1)),
-                                                    .weight = v_conv_,
-                                                    .initial_state = part(history, split, x.size(1)),
-                                                    .sequences = call.sequences});
+    const ops::ShortConvOutput v =
+        ops::short_conv({.x = part(projected, 2 * keys, 2 * keys + values),
+                         .weight = v_conv_,
+                         .initial_state = part(history, 2 * keys, 2 * keys + values),
+                         .sequences = call.sequences});
     if (call.state) call.state->conv = at::cat({qk.final_state, v.final_state}, 1).detach();
-    return at::cat({activated(qk.y, qk_activation_), v.y}, 1);
+    const at::Tensor active = activated(qk.y, qk_activation_);  // [N, 2HK]
+    return {.q = active.narrow(1, 0, keys),
+            .k = active.narrow(1, keys, keys),
+            .v = v.y,
+            .beta = projected.narrow(1, 2 * keys + values, num_heads_)};
   }
 
   int64_t num_heads_;

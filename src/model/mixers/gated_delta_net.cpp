@@ -44,14 +44,13 @@ class GatedDeltaNet final : public Mixer {
     const int64_t values = num_value_heads_ * value_dim_;
     const at::Tensor projected = ops::linear(x, in_proj_);  // [N, 2HK + HV V (+ HV V)]
     const ops::ShortConvOutput conv =
-        ops::short_conv({.x = projected.narrow(1, 0, 2 * keys + values),
+        ops::short_conv({.x = projected,
                          .weight = conv_,
                          .initial_state = call.state ? call.state->conv : at::Tensor(),
-                         .sequences = call.sequences});
+                         .sequences = call.sequences,
+                         .parts = {keys, keys, values},
+                         .rest = output_gate_ ? values : 0});
     if (call.state) call.state->conv = conv.final_state.detach();
-    const auto heads = [](const at::Tensor& whole, int64_t begin, int64_t count, int64_t size) {
-      return whole.narrow(1, begin, count * size).unflatten(1, {count, size});
-    };
     const at::Tensor gates = ops::linear(x, gates_proj_);  // [N, 2HV]: decay, beta
     const at::ScalarType wide = accumulation_type(x.scalar_type());
     at::Tensor beta = at::sigmoid(gates.narrow(1, num_value_heads_, num_value_heads_).to(wide));  // [N, HV]
@@ -60,17 +59,16 @@ class GatedDeltaNet final : public Mixer {
         ops::decay_gate(gates.narrow(1, 0, num_value_heads_), log_rate_, step_bias_, {});  // [N, HV]
 
     const at::Tensor read = memory_.forward({.x = x,
-                                             .q = heads(conv.y, 0, num_heads_, key_dim_),
-                                             .k = heads(conv.y, keys, num_heads_, key_dim_),
-                                             .v = heads(conv.y, 2 * keys, num_value_heads_, value_dim_),
+                                             .q = conv.parts[0].unflatten(1, {num_heads_, key_dim_}),
+                                             .k = conv.parts[1].unflatten(1, {num_heads_, key_dim_}),
+                                             .v = conv.parts[2].unflatten(1, {num_value_heads_, value_dim_}),
                                              .beta = beta,
                                              .log_decay = log_decay},
                                             call);  // [N, HV, V]
     const at::Tensor normalized =
-        output_gate_
-            ? ops::gated_rms_norm(read, heads(projected, 2 * keys + values, num_value_heads_, value_dim_),
-                                  out_norm_, norm_eps_, ops::GateActivation::kSwish)
-            : ops::rms_norm(read, out_norm_, norm_eps_);
+        output_gate_ ? ops::gated_rms_norm(read, conv.rest.unflatten(1, {num_value_heads_, value_dim_}),
+                                           out_norm_, norm_eps_, ops::GateActivation::kSwish)
+                     : ops::rms_norm(read, out_norm_, norm_eps_);
     return ops::linear(normalized.flatten(1), out_proj_);
   }
 

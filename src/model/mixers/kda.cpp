@@ -46,34 +46,31 @@ class Kda final : public Mixer {
   at::Tensor forward(const at::Tensor& x, MixerCall& call) const override {
     const int64_t keys = num_heads_ * key_dim_;
     const int64_t values = num_value_heads_ * value_dim_;
-    const int64_t convolved = 2 * keys + values;
     const at::Tensor projected = ops::linear(x, in_proj_);  // [N, 2HK + HV V + 2R + HV]
     const ops::ShortConvOutput conv =
-        ops::short_conv({.x = projected.narrow(1, 0, convolved),
+        ops::short_conv({.x = projected,
                          .weight = conv_,
                          .initial_state = call.state ? call.state->conv : at::Tensor(),
-                         .sequences = call.sequences});
+                         .sequences = call.sequences,
+                         .parts = {keys, keys, values},
+                         .rest = 2 * rank_ + num_value_heads_});
     if (call.state) call.state->conv = conv.final_state.detach();
-    const auto heads = [&](int64_t begin, int64_t count, int64_t size) {
-      return conv.y.narrow(1, begin, count * size).unflatten(1, {count, size});
-    };
     const at::ScalarType wide = accumulation_type(x.scalar_type());
-    at::Tensor beta =
-        at::sigmoid(projected.narrow(1, convolved + 2 * rank_, num_value_heads_).to(wide));  // [N, HV]
+    at::Tensor beta = at::sigmoid(conv.rest.narrow(1, 2 * rank_, num_value_heads_).to(wide));  // [N, HV]
     if (max_beta_ != 1.0) beta = beta * max_beta_;
-    const at::Tensor f = ops::linear(projected.narrow(1, convolved, rank_), decay_up_);  // [N, HV K]
+    const at::Tensor f = ops::linear(conv.rest.narrow(1, 0, rank_), decay_up_);  // [N, HV K]
     const at::Tensor log_decay = ops::decay_gate(f.unflatten(1, {num_value_heads_, key_dim_}), log_rate_,
                                                  step_bias_, lower_bound_);  // [N, HV, K]
 
     const at::Tensor read = memory_.forward({.x = x,
-                                             .q = heads(0, num_heads_, key_dim_),
-                                             .k = heads(keys, num_heads_, key_dim_),
-                                             .v = heads(2 * keys, num_value_heads_, value_dim_),
+                                             .q = conv.parts[0].unflatten(1, {num_heads_, key_dim_}),
+                                             .k = conv.parts[1].unflatten(1, {num_heads_, key_dim_}),
+                                             .v = conv.parts[2].unflatten(1, {num_value_heads_, value_dim_}),
                                              .beta = beta,
                                              .log_decay = log_decay},
                                             call);  // [N, HV, V]
     const at::Tensor gate =
-        ops::linear(projected.narrow(1, convolved + rank_, rank_), gate_up_, gate_bias_);  // [N, HV V]
+        ops::linear(conv.rest.narrow(1, rank_, rank_), gate_up_, gate_bias_);  // [N, HV V]
     const at::Tensor normalized = ops::gated_rms_norm(read, gate.unflatten(1, {num_value_heads_, value_dim_}),
                                                       out_norm_, norm_eps_, ops::GateActivation::kSigmoid);
     return ops::linear(normalized.flatten(1), out_proj_);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "checkpoint/team.h"
 #include "checkpoint/verify.h"
 #include "config/config.h"
 #include "tensor/fwd.h"
@@ -25,10 +26,23 @@ struct NamedTensor {
   at::Tensor value;
 };
 
+/// AdamW's moments of the elements [begin, end) of one flattened tensor: contiguous fp32 CPU tensors of end -
+/// begin elements, in the tensor's own shape when the slice is the whole tensor.
+struct MomentSlice {
+  std::string name;
+  int64_t begin = 0;
+  int64_t end = 0;
+  at::Tensor exp_avg;     // [end - begin] or the tensor's shape
+  at::Tensor exp_avg_sq;  // as exp_avg
+};
+
 /// What is saved: host copies, owned by the snapshot (the trainer goes on changing its own). Without moments:
-/// a checkpoint of weights only.
+/// a checkpoint of weights only. Of a rank whose moments are shared out: `slices` instead of moments by
+/// tensor, and weights and state on rank 0 alone.
 struct Snapshot {
   int64_t step = 0;
+  std::vector<MomentSlice> slices;
+  int64_t num_shards = 1;               // ranks that write optimizer shards
   std::vector<NamedTensor> weights;     // fp32 master weights by tensor name
   std::vector<NamedTensor> exp_avg;     // AdamW first moments by tensor name
   std::vector<NamedTensor> exp_avg_sq;  // second moments
@@ -71,7 +85,9 @@ class Writer {
  public:
   /// Creates the directory and tries that it can be written to, so that a run ends before its first step and
   /// not at its first checkpoint.
-  Writer(std::string checkpoints_directory, config::Checkpoint options);
+  /// With a team, every rank that has a shard to write has a Writer and saves the same steps; rank 0 makes
+  /// the checkpoint complete when the files of all are durable, or removes it and throws.
+  Writer(std::string checkpoints_directory, config::Checkpoint options, Team team = {});
   ~Writer();  // waits for the write in flight; logs its error if it had one
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
@@ -90,6 +106,7 @@ class Writer {
   int64_t newest_step() const;
 
  private:
+  Team team_;
   std::unique_ptr<Publisher> publisher_;
 };
 

@@ -29,9 +29,12 @@ Content to_content(const ShardPlace& place, const std::vector<MomentSlice>& slic
                 "{}: moments do not have the slice's length {}", slice.name, slice.end - slice.begin);
     OSDN_ASSERT(slice.exp_avg.scalar_type() == at::kFloat && slice.exp_avg_sq.scalar_type() == at::kFloat,
                 "{}: moments must be float32", slice.name);
-    content.tensors.emplace_back(kFirst + slice.name, slice.exp_avg);
-    content.tensors.emplace_back(kSecond + slice.name, slice.exp_avg_sq);
-    ranges[slice.name] = Json::array({slice.begin, slice.end});
+    // A further slice of a tensor is told from the first by where it begins; no tensor's name has an @.
+    const std::string key =
+        ranges.contains(slice.name) ? fmt::format("{}@{}", slice.name, slice.begin) : slice.name;
+    content.tensors.emplace_back(kFirst + key, slice.exp_avg);
+    content.tensors.emplace_back(kSecond + key, slice.exp_avg_sq);
+    ranges[key] = Json::array({slice.begin, slice.end});
   }
   content.metadata = {{"format", kShardFormat},
                       {"step", std::to_string(place.step)},
@@ -103,7 +106,8 @@ void MomentAssembler::add(const std::string& path, const SafetensorsFile& file, 
   std::map<std::string, at::Tensor> tensors(file.tensors.begin(), file.tensors.end());
   if (tensors.size() != 2 * ranges.size())
     throw DataError("{}: {} tensors for {} slices, expected two each", path, tensors.size(), ranges.size());
-  for (const auto& [name, range] : ranges) {
+  for (const auto& [slice, range] : ranges) {
+    const std::string name = slice.substr(0, slice.find('@'));
     const auto [begin, end] = range;
     const auto known = index_.find(name);
     if (known == index_.end())
@@ -111,7 +115,7 @@ void MomentAssembler::add(const std::string& path, const SafetensorsFile& file, 
     const at::Tensor& weight = weights_[known->second].value;  // any shape
     if (begin < 0 || begin > end || end > weight.numel())
       throw DataError("{}: slice [{}, {}) of {} with {} elements", path, begin, end, name, weight.numel());
-    for (const std::string& key : {detail::kFirst + name, detail::kSecond + name}) {
+    for (const std::string& key : {detail::kFirst + slice, detail::kSecond + slice}) {
       const auto tensor = tensors.find(key);
       if (tensor == tensors.end()) throw DataError("{}: tensor {} is missing", path, key);
       const at::Tensor& value = tensor->second;
@@ -124,8 +128,8 @@ void MomentAssembler::add(const std::string& path, const SafetensorsFile& file, 
                         Json(value.sizes().vec()).dump());
     }
     Moments& moments = moments_[known->second];
-    detail::place_slice(tensors[detail::kFirst + name], weight, begin, &moments.exp_avg);
-    detail::place_slice(tensors[detail::kSecond + name], weight, begin, &moments.exp_avg_sq);
+    detail::place_slice(tensors[detail::kFirst + slice], weight, begin, &moments.exp_avg);
+    detail::place_slice(tensors[detail::kSecond + slice], weight, begin, &moments.exp_avg_sq);
     moments.covered.emplace_back(begin, end);
   }
 }

@@ -13,23 +13,13 @@
 
 namespace osdn::checkpoint {
 
-/// Elements [begin, end) of one flattened tensor. The moments are contiguous fp32 CPU tensors of end - begin
-/// elements, in the tensor's own shape when the slice is the whole tensor.
-struct MomentSlice {
-  std::string name;
-  int64_t begin = 0;
-  int64_t end = 0;
-  at::Tensor exp_avg;     // [end - begin] or the tensor's shape
-  at::Tensor exp_avg_sq;  // as exp_avg
-};
-
 struct ShardPlace {
   int64_t step = 0;
   int64_t rank = 0;
   int64_t world_size = 1;
 };
 
-/// At most one slice of a tensor. Returns the file's digest.
+/// Returns the file's digest.
 Digest128 write_optimizer_shard(const std::string& path, const ShardPlace& place,
                                 const std::vector<MomentSlice>& slices);
 

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/log.h"
+#include "checkpoint/detail/team_talk.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/retention.h"
@@ -50,7 +51,7 @@ Identity prepare_directory(const std::string& directory) {
 }
 
 uint64_t needed_bytes(const PendingCheckpoint& pending) {
-  uint64_t sum = kSlackBytes;
+  uint64_t sum = kSlackBytes + pending.bytes_of_others;
   for (const PendingFile& file : pending.files) sum += file.size_bytes;
   return sum;
 }
@@ -67,18 +68,23 @@ void check_space(const std::string& directory, const PendingCheckpoint& pending)
         double(available) / (1 << 30));
 }
 
-/// All files of the checkpoint, durable, in a directory that has a temporary name.
-void stage(const std::string& staged, const PendingCheckpoint& pending) {
-  remove_tree(staged);
-  create_directories(staged);
-  Manifest manifest;
-  manifest.step = pending.step;
-  manifest.num_optimizer_shards = pending.num_optimizer_shards;
+/// Makes `staged` and puts the files of this process there, durable; returns their manifest entries.
+std::vector<ManifestFile> write_files(const std::string& staged, const PendingCheckpoint& pending) {
+  std::vector<ManifestFile> written;
   for (const PendingFile& file : pending.files) {
     const std::string path = staged + "/" + file.name;
     const Digest128 digest = file.write(path);
-    manifest.files.push_back({file.name, std::filesystem::file_size(path), digest.hex()});
+    written.push_back({file.name, std::filesystem::file_size(path), digest.hex()});
   }
+  return written;
+}
+
+void write_manifest(const std::string& staged, const PendingCheckpoint& pending,
+                    std::vector<ManifestFile> files) {
+  Manifest manifest;
+  manifest.step = pending.step;
+  manifest.num_optimizer_shards = pending.num_optimizer_shards;
+  manifest.files = std::move(files);
   File file = File::create(staged + "/" + kManifestFile);
   file.write(to_text(manifest));
   file.sync();
@@ -97,11 +103,14 @@ void publish(const std::string& staged, const std::string& target) {
 
 }  // namespace publisher_detail
 
+using detail::TeamTalk;
+
 struct Publisher::Impl {
   std::string directory;
   config::Checkpoint options;
   publisher_detail::Identity identity;
   Retention retention;
+  TeamTalk team;
   std::atomic<int64_t> newest{-1};
 
   std::mutex mutex;  // guards the members below
@@ -111,11 +120,13 @@ struct Publisher::Impl {
   std::exception_ptr failure;
   std::thread thread;  // started by the first asynchronous save
 
-  Impl(std::string where, config::Checkpoint wanted)
+  Impl(std::string where, config::Checkpoint wanted, Team members)
       : directory(std::move(where)),
         options(wanted),
-        identity(publisher_detail::prepare_directory(directory)),
-        retention(directory, wanted.keep_last, wanted.keep_every_steps) {}
+        identity(members.rank == 0 ? publisher_detail::prepare_directory(directory)
+                                   : publisher_detail::identity_of(directory)),
+        retention(directory, wanted.keep_last, wanted.keep_every_steps),
+        team(std::move(members)) {}
 
   /// A run whose medium is gone must not go on in a directory of the same name on another one.
   void check_directory() const {
@@ -128,12 +139,25 @@ struct Publisher::Impl {
   }
 
   void write(const PendingCheckpoint& pending) {
+    if (team.leads())
+      lead(pending);
+    else
+      follow(pending);
+    newest = pending.step;
+  }
+
+  void lead(const PendingCheckpoint& pending) {
     const std::string name = step_name(pending.step);
     const std::string staged = directory + "/" + temporary_name(pending.step);
     try {
       check_directory();
       publisher_detail::check_space(directory, pending);
-      publisher_detail::stage(staged, pending);
+      remove_tree(staged);
+      create_directories(staged);
+      team.announce(pending.step, staged);
+      std::vector<ManifestFile> files = publisher_detail::write_files(staged, pending);
+      for (ManifestFile& file : team.collect(pending.step)) files.push_back(std::move(file));
+      publisher_detail::write_manifest(staged, pending, std::move(files));
       publisher_detail::publish(staged, directory + "/" + name);
     } catch (const std::exception& reason) {
       remove_tree(staged);
@@ -141,8 +165,21 @@ struct Publisher::Impl {
           "checkpoint of step {} was not written ({} bytes): {}; complete checkpoints are untouched",
           pending.step, publisher_detail::needed_bytes(pending), reason.what());
     }
-    newest = pending.step;
     keep_house(name);
+  }
+
+  void follow(const PendingCheckpoint& pending) {
+    try {
+      check_directory();
+      const std::string staged = team.await_place(pending.step);
+      const std::vector<ManifestFile> files = publisher_detail::write_files(staged, pending);
+      sync_directory(staged);
+      team.report(pending.step, files);
+    } catch (const std::exception& reason) {
+      team.report_failure(pending.step, reason.what());
+      throw EnvironmentError("checkpoint of step {}: the share of this rank was not written: {}",
+                             pending.step, reason.what());
+    }
   }
 
   /// The checkpoint `name` counts already: what fails here is a warning, and done by the next save or start.
@@ -190,10 +227,12 @@ struct Publisher::Impl {
   }
 };
 
-Publisher::Publisher(std::string checkpoints_directory, config::Checkpoint options)
-    : impl_(std::make_unique<Impl>(std::move(checkpoints_directory), options)) {}
+Publisher::Publisher(std::string checkpoints_directory, config::Checkpoint options, Team team)
+    : impl_(std::make_unique<Impl>(std::move(checkpoints_directory), options, std::move(team))) {}
 
 Publisher::~Publisher() {
+  // Whoever still waits for a rank here is on its way out after a failure, and that rank may be gone.
+  impl_->team.give_up();
   try {
     wait();
   } catch (const std::exception& failure) {
@@ -215,7 +254,7 @@ void Publisher::save(PendingCheckpoint pending) {
   }
   // What can be known now is said now.
   impl_->check_directory();
-  publisher_detail::check_space(impl_->directory, pending);
+  if (impl_->team.leads()) publisher_detail::check_space(impl_->directory, pending);
   const std::lock_guard lock(impl_->mutex);
   if (!impl_->thread.joinable()) impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
   impl_->queued = std::move(pending);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "checkpoint/team.h"
 #include "config/config.h"
 
 namespace osdn::checkpoint {
@@ -22,17 +23,18 @@ struct PendingFile {
       write;  // creates `path`; returns once it is on the medium
 };
 
-/// A checkpoint that is to be written: every file but the manifest, in the manifest's order.
+/// A checkpoint that is to be written: every file of this process but the manifest, in the manifest's order.
 struct PendingCheckpoint {
   int64_t step = 0;
   int64_t num_optimizer_shards = 0;
   std::vector<PendingFile> files;
+  uint64_t bytes_of_others = 0;  // what the other ranks will write, about
 };
 
 /// See Writer in checkpoint.h, whose contract this is.
 class Publisher {
  public:
-  Publisher(std::string checkpoints_directory, config::Checkpoint options);
+  Publisher(std::string checkpoints_directory, config::Checkpoint options, Team team = {});
   ~Publisher();
   Publisher(const Publisher&) = delete;
   Publisher& operator=(const Publisher&) = delete;

@@ -20,11 +20,13 @@ namespace writer_detail {
 /// Everything that goes into the files, taken from the snapshot without copying a tensor.
 struct Content {
   int64_t step = 0;
+  int64_t rank = 0;
+  int64_t num_shards = 1;
   TensorList weights;
   std::map<std::string, std::string> metadata;
   std::vector<MomentSlice> slices;
   std::string state;
-  ShardPlace place() const { return {.step = step, .rank = 0, .world_size = 1}; }
+  ShardPlace place() const { return {.step = step, .rank = rank, .world_size = num_shards}; }
   bool weights_only() const { return slices.empty(); }
 };
 
@@ -34,8 +36,10 @@ void check_tensor(const NamedTensor& tensor) {
               "checkpoint: {} must be a contiguous float32 CPU tensor", tensor.name);
 }
 
-Content to_content(const Snapshot& snapshot) {
+Content to_content(const Snapshot& snapshot, int64_t rank) {
+  const bool sliced = !snapshot.slices.empty();
   const bool weights_only = snapshot.exp_avg.empty() && snapshot.exp_avg_sq.empty();
+  OSDN_ASSERT(!sliced || weights_only, "checkpoint: moments both whole and in slices");
   OSDN_ASSERT(weights_only || (snapshot.exp_avg.size() == snapshot.weights.size() &&
                                snapshot.exp_avg_sq.size() == snapshot.weights.size()),
               "checkpoint: {} weights, {} and {} moments", snapshot.weights.size(), snapshot.exp_avg.size(),
@@ -43,6 +47,8 @@ Content to_content(const Snapshot& snapshot) {
   OSDN_ASSERT(snapshot.step >= 0, "checkpoint of step {}", snapshot.step);
   Content content;
   content.step = snapshot.step;
+  content.rank = rank;
+  content.num_shards = snapshot.num_shards;
   content.metadata = {{"format", "pt"}, {"step", std::to_string(snapshot.step)}};
   std::map<std::string, at::Tensor> second;
   for (const NamedTensor& tensor : snapshot.exp_avg_sq) second[tensor.name] = tensor.value;
@@ -67,6 +73,8 @@ Content to_content(const Snapshot& snapshot) {
                               .exp_avg = exp_avg.value,
                               .exp_avg_sq = exp_avg_sq.value});
   }
+  if (sliced) content.slices = snapshot.slices;
+  if (rank != 0) return content;
   Json state = Json::object({{"step", snapshot.step}});
   for (const auto& [key, value] : snapshot.state.items()) state[key] = value;
   OSDN_ASSERT(state["step"] == snapshot.step, "checkpoint of step {}: its state is of another",
@@ -78,41 +86,50 @@ Content to_content(const Snapshot& snapshot) {
 
 /// The files that the publisher writes; each keeps the content alive.
 PendingCheckpoint to_pending(const std::shared_ptr<const Content>& content) {
-  PendingCheckpoint pending{
-      .step = content->step, .num_optimizer_shards = content->weights_only() ? 0 : 1, .files = {}};
-  pending.files.push_back({.name = kModelFile,
-                           .size_bytes = safetensors_bytes(content->weights, content->metadata),
-                           .write = [content](const std::string& path) {
-                             return write_safetensors(path, content->weights, content->metadata);
-                           }});
-  pending.files.push_back(
-      {.name = kStateFile, .size_bytes = content->state.size(), .write = [content](const std::string& path) {
-         File file = File::create(path);
-         file.write(content->state);
-         file.sync();
-         return digest(content->state);
-       }});
+  PendingCheckpoint pending{.step = content->step,
+                            .num_optimizer_shards = content->weights_only() ? 0 : content->num_shards,
+                            .files = {}};
+  if (content->rank == 0) {
+    pending.files.push_back({.name = kModelFile,
+                             .size_bytes = safetensors_bytes(content->weights, content->metadata),
+                             .write = [content](const std::string& path) {
+                               return write_safetensors(path, content->weights, content->metadata);
+                             }});
+    pending.files.push_back({.name = kStateFile,
+                             .size_bytes = content->state.size(),
+                             .write = [content](const std::string& path) {
+                               File file = File::create(path);
+                               file.write(content->state);
+                               file.sync();
+                               return digest(content->state);
+                             }});
+  }
   if (content->weights_only()) return pending;
-  pending.files.push_back({.name = optimizer_name(0, 1),
-                           .size_bytes = optimizer_shard_bytes(content->place(), content->slices),
+  const uint64_t shard_bytes = optimizer_shard_bytes(content->place(), content->slices);
+  pending.files.push_back({.name = optimizer_name(content->rank, content->num_shards),
+                           .size_bytes = shard_bytes,
                            .write = [content](const std::string& path) {
                              return write_optimizer_shard(path, content->place(), content->slices);
                            }});
+  pending.bytes_of_others = shard_bytes * static_cast<uint64_t>(content->num_shards - 1);
   return pending;
 }
 
 }  // namespace writer_detail
 
-Writer::Writer(std::string checkpoints_directory, config::Checkpoint options)
-    : publisher_(std::make_unique<Publisher>(std::move(checkpoints_directory), options)) {}
+Writer::Writer(std::string checkpoints_directory, config::Checkpoint options, Team team)
+    : team_(std::move(team)),
+      publisher_(std::make_unique<Publisher>(std::move(checkpoints_directory), options, team_)) {}
 
 Writer::~Writer() = default;
 
 void Writer::adopt(const std::string& name) { publisher_->adopt(name); }
 
 void Writer::save(const Snapshot& snapshot) {
+  OSDN_ASSERT(snapshot.num_shards == team_.world_size, "checkpoint of {} shards by {} ranks",
+              snapshot.num_shards, team_.world_size);
   publisher_->save(writer_detail::to_pending(
-      std::make_shared<const writer_detail::Content>(writer_detail::to_content(snapshot))));
+      std::make_shared<const writer_detail::Content>(writer_detail::to_content(snapshot, team_.rank))));
 }
 
 void Writer::check() { publisher_->check(); }

@@ -1,12 +1,9 @@
 #include "dist/communicator.h"
 
-#include <charconv>
-#include <cstdlib>
 #include <cstring>
-#include <optional>
-#include <utility>
 
 #include "base/error.h"
+#include "dist/detail/c10d_communicator.h"
 #include "tensor/torch.h"
 
 namespace osdn::dist {
@@ -19,17 +16,6 @@ bool is_reduction(CollectiveKind kind) {
 
 bool is_split(CollectiveKind kind) {
   return kind == CollectiveKind::kAllGather || kind == CollectiveKind::kReduceScatter;
-}
-
-std::optional<int64_t> read_variable(const char* name) {
-  const char* text = std::getenv(name);
-  if (!text) return std::nullopt;
-  int64_t value = 0;
-  const char* end = text + std::strlen(text);
-  const auto [stop, failure] = std::from_chars(text, end, value);
-  if (failure != std::errc() || stop != end || value < 0)
-    throw UserError("environment variable {}: expected a whole number from 0, got \"{}\"", name, text);
-  return value;
 }
 
 }  // namespace communicator_detail
@@ -96,30 +82,29 @@ void Communicator::reduce_scatter(const at::Tensor& range, std::string_view what
   run({.kind = CollectiveKind::kReduceScatter, .range = range, .root = 0, .what = std::string(what)});
 }
 
-World world_from_environment() {
-  constexpr std::pair<const char*, const char*> kVariables[] = {
-      {"RANK", "WORLD_SIZE"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}};
-  for (const auto& [rank_name, size_name] : kVariables) {
-    const auto size = communicator_detail::read_variable(size_name);
-    if (!size) continue;
-    const auto rank = communicator_detail::read_variable(rank_name);
-    if (!rank || *rank >= *size)
-      throw UserError("environment variables {} and {}: expected a rank below the world size, got {} and {}",
-                      rank_name, size_name, rank ? std::to_string(*rank) : "nothing", *size);
-    return {.rank = *rank, .world_size = *size};
-  }
-  return {};
+std::string Communicator::broadcast_text(const std::string& text, std::string_view what) {
+  const std::string name(what);
+  const at::TensorOptions on_device = at::TensorOptions().device(device());
+  at::Tensor size = at::full({1}, static_cast<int64_t>(text.size()), on_device.dtype(at::kLong));  // [1]
+  broadcast(size, 0, "the length of " + name);
+  const int64_t length = size.item<int64_t>();
+  check();
+  if (length == 0) return {};
+  at::Tensor bytes = at::zeros({length}, at::kByte);  // [length]
+  if (rank() == 0) std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  bytes = bytes.to(device());
+  broadcast(bytes, 0, name);
+  bytes = bytes.to(at::kCPU);
+  check();
+  return {static_cast<const char*>(bytes.data_ptr()), static_cast<size_t>(length)};
 }
 
-std::unique_ptr<Communicator> make_communicator(const config::Distributed& options, const World& world) {
-  const int64_t processes = options.processes_per_node.value_or(1);
-  if (world.world_size != 1 || processes != 1)
-    throw UserError(
-        "distributed: this version trains in one process, asked for {} (world size {}, "
-        "distributed.processes_per_node {}); "
-        "start one process",
-        world.world_size * processes, world.world_size, processes);
-  return make_single_communicator();
+std::unique_ptr<Communicator> make_communicator(const LaunchEnvironment& launched, at::Device device,
+                                                std::chrono::seconds timeout) {
+  OSDN_ASSERT(launched.world_size >= 1 && launched.rank >= 0 && launched.rank < launched.world_size,
+              "rank {} of {}", launched.rank, launched.world_size);
+  if (launched.world_size == 1) return make_single_communicator(device);
+  return detail::make_c10d_communicator(launched, device, timeout);
 }
 
 }  // namespace osdn::dist

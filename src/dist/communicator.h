@@ -4,12 +4,14 @@
 // move data.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 
-#include "config/config.h"
+#include "dist/board.h"
+#include "dist/launch_environment.h"
 #include "tensor/fwd.h"
 
 namespace osdn::dist {
@@ -31,8 +33,8 @@ struct Collective {
 };
 
 /// A collective that was started. wait() returns when the range may be used: on CUDA by work queued later on
-/// the current stream, without blocking the host. Not waiting for a started collective is a programming
-/// error.
+/// the current stream, without blocking the host (a barrier blocks). Not waiting for a started collective is
+/// a programming error.
 class PendingCollective {
  public:
   virtual ~PendingCollective() = default;
@@ -48,13 +50,22 @@ class Communicator {
 
   virtual int64_t rank() const = 0;
   virtual int64_t world_size() const = 0;
+  /// Where ranges lie.
+  virtual at::Device device() const = 0;
 
   /// The step that errors name from now on.
   void set_step(int64_t step) { step_ = step; }
 
   /// Checks the arguments (InternalError naming rank, step and collective) and starts. Sums: float32,
-  /// float64, int64.
+  /// float64, int64. The order of sums is fixed by the ranks, so equal jobs give equal bits.
   std::unique_ptr<PendingCollective> start(const Collective& collective);
+
+  /// Throws EnvironmentError naming rank, step and collective when one failed or ran into its time-out in the
+  /// background. On CUDA that is known once the host has waited for the device: call it there.
+  virtual void check() = 0;
+
+  /// A board of this job; nullptr in a world of one.
+  virtual std::unique_ptr<Board> open_board() = 0;
 
   void barrier(std::string_view what);
   void all_reduce_sum(const at::Tensor& range, std::string_view what);
@@ -62,6 +73,9 @@ class Communicator {
   void broadcast(const at::Tensor& range, int64_t root, std::string_view what);
   void all_gather(const at::Tensor& range, std::string_view what);
   void reduce_scatter(const at::Tensor& range, std::string_view what);
+
+  /// Rank 0's text on every rank; what the others give is ignored. Blocks.
+  std::string broadcast_text(const std::string& text, std::string_view what);
 
  protected:
   /// Moves the data of a checked collective. Throws EnvironmentError beginning with describe(collective).
@@ -74,20 +88,14 @@ class Communicator {
   int64_t step_ = 0;
 };
 
-/// Where this process stands in its job.
-struct World {
-  int64_t rank = 0;
-  int64_t world_size = 1;
-};
-
-/// From RANK and WORLD_SIZE (torchrun, PyTorchJob) or Open MPI's variables; one process without them.
-/// UserError naming the variable when a value is no number or the rank is not below the world size.
-World world_from_environment();
-
-/// The communicator of this process. Jobs of one process are what this version runs: UserError for more.
-std::unique_ptr<Communicator> make_communicator(const config::Distributed& options, const World& world);
+/// The communicator of this process, connected to all others when it returns: NCCL for a CUDA device (the
+/// current one, of this process alone), Gloo for a CPU, nothing for a world of one. No collective and no
+/// meeting waits longer than `timeout`. EnvironmentError naming address, port and how many ranks have come
+/// when they do not meet; UserError when they disagree on the world.
+std::unique_ptr<Communicator> make_communicator(const LaunchEnvironment& launched, at::Device device,
+                                                std::chrono::seconds timeout);
 
 /// A world of one: every collective is the identity, its checks are not.
-std::unique_ptr<Communicator> make_single_communicator();
+std::unique_ptr<Communicator> make_single_communicator(at::Device device);
 
 }  // namespace osdn::dist

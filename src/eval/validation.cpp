@@ -21,16 +21,24 @@ DeviceBatch to_device(const data::Batch& batch, at::Device device) {
 }
 
 metrics::Validation validate(const model::LanguageModel& model, const data::ValidationSet& set,
-                             at::Device device) {
+                             at::Device device, const Share& share) {
   const at::NoGradGuard no_grad;
-  double loss_sum = 0;
-  double targets = 0;
-  for (int64_t index = 0; index < set.num_batches(); ++index) {
+  // Loss sum and targets of every batch: those of other processes are zero here, so adding up changes none.
+  at::Tensor sums = at::zeros({set.num_batches(), 2}, at::TensorOptions().dtype(at::kDouble).device(device));
+  for (int64_t index = share.rank; index < set.num_batches(); index += share.world_size) {
     const DeviceBatch batch = to_device(set.batch(index), device);
     model::ForwardCall call{.sequences = batch.sequences};
     // Row losses summed in float64: the sum does not depend on how windows share batches.
-    loss_sum += model.loss_rows(batch.inputs, batch.targets, call).sum(at::kDouble).item<double>();
-    targets += static_cast<double>(batch.targets.numel());
+    sums[index][0] = model.loss_rows(batch.inputs, batch.targets, call).sum(at::kDouble);
+    sums[index][1] = static_cast<double>(batch.targets.numel());
+  }
+  if (share.world_size > 1) share.add_up(sums);
+  sums = sums.to(at::kCPU);
+  double loss_sum = 0;
+  double targets = 0;
+  for (int64_t index = 0; index < set.num_batches(); ++index) {
+    loss_sum += sums[index][0].item<double>();
+    targets += sums[index][1].item<double>();
   }
   const double loss = loss_sum / targets;
   return {.loss = loss,

@@ -2,6 +2,8 @@
 // batches.
 #pragma once
 
+#include <functional>
+
 #include "data/loader.h"
 #include "metrics/step_record.h"
 #include "model/lm.h"
@@ -9,10 +11,17 @@
 
 namespace osdn::eval {
 
-/// Token-weighted loss, perplexity and bits per byte of the whole set. Changes nothing: no gradient, no
-/// state, no random numbers.
+/// How several processes share out the batches of a set.
+struct Share {
+  int64_t rank = 0;
+  int64_t world_size = 1;
+  std::function<void(const at::Tensor& sums)> add_up;  // in place over all processes; float64 on the device
+};
+
+/// Token-weighted loss, perplexity and bits per byte of the whole set, the same bits with any number of
+/// processes. Changes nothing: no gradient, no state, no random numbers.
 metrics::Validation validate(const model::LanguageModel& model, const data::ValidationSet& set,
-                             at::Device device);
+                             at::Device device, const Share& share = {});
 
 /// Token tensors of a batch on a device: inputs and targets, each [B * T] int64.
 struct DeviceBatch {

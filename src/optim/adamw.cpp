@@ -33,17 +33,23 @@ void adamw_step_cpu(const kernels::AdamWArgs& args) {
 
 void adamw_step(ParameterArena& arena, const AdamWOptions& options, double learning_rate, int64_t update,
                 double gradient_scale) {
+  for (const ParameterArena::OwnedRange& range : arena.owned())
+    adamw_step(arena, range, options, learning_rate, update, gradient_scale);
+}
+
+void adamw_step(ParameterArena& arena, const ParameterArena::OwnedRange& range, const AdamWOptions& options,
+                double learning_rate, int64_t update, double gradient_scale) {
   OSDN_ASSERT(update >= 1, "adamw_step: update {} is not positive", update);
   const bool bf16_copy =
       arena.compute_copy().defined() && arena.compute_copy().scalar_type() == at::kBFloat16;
   const kernels::AdamWArgs args{
-      .masters = arena.masters().data_ptr<float>(),
-      .gradients = arena.gradients().data_ptr<float>(),
-      .exp_avgs = arena.exp_avgs().data_ptr<float>(),
-      .exp_avg_sqs = arena.exp_avg_sqs().data_ptr<float>(),
-      .compute_copy = bf16_copy ? arena.compute_copy().data_ptr() : nullptr,
-      .decay_blocks = arena.decay_blocks().data_ptr<uint8_t>(),
-      .num_elements = arena.masters().numel(),
+      .masters = arena.masters().data_ptr<float>() + range.begin,
+      .gradients = arena.gradients().data_ptr<float>() + range.begin,
+      .exp_avgs = arena.exp_avgs().data_ptr<float>() + range.moments,
+      .exp_avg_sqs = arena.exp_avg_sqs().data_ptr<float>() + range.moments,
+      .compute_copy = bf16_copy ? arena.compute_copy().data_ptr<at::BFloat16>() + range.begin : nullptr,
+      .decay_blocks = arena.decay_blocks().data_ptr<uint8_t>() + range.begin / ParameterArena::kBlock,
+      .num_elements = range.size(),
       .decay_block = ParameterArena::kBlock,
       .learning_rate = static_cast<float>(learning_rate),
       .beta1 = static_cast<float>(options.beta1),
@@ -57,7 +63,7 @@ void adamw_step(ParameterArena& arena, const AdamWOptions& options, double learn
     kernels::launch(args, current_stream());
   } else {
     adamw_step_cpu(args);
-    arena.refresh_compute_copy();
+    arena.refresh_compute_copy(range);
   }
 }
 

@@ -1,4 +1,5 @@
-// AdamW with decoupled weight decay over the whole arena in one pass (docs/ops/adamw.md).
+// AdamW with decoupled weight decay, in one pass over what this process owns of the arena
+// (docs/ops/adamw.md).
 #pragma once
 
 #include "optim/parameter_arena.h"
@@ -18,5 +19,9 @@ struct AdamWOptions {
 /// allocation.
 void adamw_step(ParameterArena& arena, const AdamWOptions& options, double learning_rate, int64_t update,
                 double gradient_scale);
+
+/// The same of one of the arena's owned ranges; all of them make a step.
+void adamw_step(ParameterArena& arena, const ParameterArena::OwnedRange& range, const AdamWOptions& options,
+                double learning_rate, int64_t update, double gradient_scale);
 
 }  // namespace osdn::optim

@@ -8,28 +8,46 @@
 
 namespace osdn::optim {
 
-ParameterArena::ParameterArena(const std::vector<ParameterSpec>& specs, const Options& options) {
-  std::map<int64_t, std::vector<const ParameterSpec*>, std::greater<>> groups;
+namespace parameter_arena_detail {
+
+using Group = std::vector<const ParameterSpec*>;
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+/// Whether the ops read the group from the masters even where there is a compute copy.
+bool reads_masters(const Group& group) {
+  const bool first = group.front()->full_precision;
+  for (const ParameterSpec* spec : group)
+    OSDN_ASSERT(spec->full_precision == first,
+                "{}: a group is read from the masters as a whole or not at all", spec->name);
+  return first;
+}
+
+}  // namespace parameter_arena_detail
+
+ParameterArena::ParameterArena(const std::vector<ParameterSpec>& specs, const Options& options)
+    : sharded_(options.sharding.world_size > 1) {
+  namespace detail = parameter_arena_detail;
+  std::map<int64_t, detail::Group, std::greater<>> groups;
   for (const ParameterSpec& spec : specs) groups[spec.group].push_back(&spec);
-  int64_t end = 0;
+  std::vector<detail::Group> shared;
+  std::vector<detail::Group> common;
   for (const auto& [number, members] : groups) {
-    for (const ParameterSpec* spec : members) {
-      OSDN_ASSERT(spec->decay == members.front()->decay, "{}: a group decays as a whole or not at all",
-                  spec->name);
-      const bool fresh = index_.emplace(spec->name, slots_.size()).second;
-      OSDN_ASSERT(fresh, "{}: declared twice", spec->name);
-      slots_.push_back({.spec = *spec, .offset = end});
-      end += spec->num_elements();
-      num_parameters_ += spec->num_elements();
-    }
-    end = (end + kBlock - 1) / kBlock * kBlock;
+    const bool apart = sharded_ && options.compute != at::kFloat && detail::reads_masters(members);
+    (apart ? common : shared).push_back(members);
   }
+  const int64_t shared_end =
+      detail::round_up(add_groups(shared, 0), kBlock * std::max<int64_t>(1, options.sharding.world_size));
+  const int64_t end = add_groups(common, shared_end);
+  share_out(options.sharding, shared_end, end);
   const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(options.device);
   masters_ = at::zeros({end}, fp32);
   if (options.training) {
     gradients_ = at::zeros({end}, fp32);
-    exp_avgs_ = at::zeros({end}, fp32);
-    exp_avg_sqs_ = at::zeros({end}, fp32);
+    int64_t num_owned = 0;
+    for (const OwnedRange& range : owned_) num_owned += range.size();
+    exp_avgs_ = at::zeros({num_owned}, fp32);
+    exp_avg_sqs_ = at::zeros({num_owned}, fp32);
   }
   if (options.compute != at::kFloat) compute_ = at::zeros({end}, fp32.dtype(options.compute));
   at::Tensor blocks = at::zeros({end / kBlock}, at::kByte);
@@ -40,6 +58,48 @@ ParameterArena::ParameterArena(const std::vector<ParameterSpec>& specs, const Op
     blocks.narrow(0, first, last - first).fill_(1);
   }
   decay_blocks_ = blocks.to(options.device);
+}
+
+/// Places groups one behind the other from element `end` on; returns where they end.
+int64_t ParameterArena::add_groups(const std::vector<std::vector<const ParameterSpec*>>& groups,
+                                   int64_t end) {
+  for (const std::vector<const ParameterSpec*>& members : groups) {
+    for (const ParameterSpec* spec : members) {
+      OSDN_ASSERT(spec->decay == members.front()->decay, "{}: a group decays as a whole or not at all",
+                  spec->name);
+      const bool fresh = index_.emplace(spec->name, slots_.size()).second;
+      OSDN_ASSERT(fresh, "{}: declared twice", spec->name);
+      slots_.push_back({.spec = *spec, .offset = end});
+      end += spec->num_elements();
+      num_parameters_ += spec->num_elements();
+    }
+    end = parameter_arena_detail::round_up(end, kBlock);
+  }
+  return end;
+}
+
+void ParameterArena::share_out(const Sharding& sharding, int64_t shared_end, int64_t end) {
+  OSDN_ASSERT(sharding.world_size >= 1 && sharding.rank >= 0 && sharding.rank < sharding.world_size,
+              "rank {} of {}", sharding.rank, sharding.world_size);
+  const int64_t step =
+      sharding.bucket_elements <= 0
+          ? shared_end
+          : parameter_arena_detail::round_up(sharding.bucket_elements, kBlock * sharding.world_size);
+  for (int64_t begin = 0; begin < shared_end; begin += step)
+    buckets_.push_back({.begin = begin, .end = std::min(shared_end, begin + step)});
+  const auto own = [&](int64_t begin, int64_t last, bool common) {
+    const int64_t moments = owned_.empty() ? 0 : owned_.back().moments + owned_.back().size();
+    owned_.push_back({{.begin = begin, .end = last}, moments, common});
+  };
+  if (!sharded_) {
+    own(0, end, false);
+    return;
+  }
+  for (const Range& bucket : buckets_) {
+    const int64_t part = bucket.size() / sharding.world_size;
+    own(bucket.begin + sharding.rank * part, bucket.begin + (sharding.rank + 1) * part, false);
+  }
+  if (end > shared_end) own(shared_end, end, true);
 }
 
 const ParameterArena::Slot& ParameterArena::slot(const std::string& name) const {
@@ -72,8 +132,12 @@ WeightSource ParameterArena::source() const {
 
 at::Tensor ParameterArena::master(const std::string& name) const { return range(masters_, slot(name)); }
 at::Tensor ParameterArena::gradient(const std::string& name) const { return range(gradients_, slot(name)); }
-at::Tensor ParameterArena::exp_avg(const std::string& name) const { return range(exp_avgs_, slot(name)); }
+at::Tensor ParameterArena::exp_avg(const std::string& name) const {
+  OSDN_ASSERT(!sharded_, "{}: its moments are shared out among ranks", name);
+  return range(exp_avgs_, slot(name));
+}
 at::Tensor ParameterArena::exp_avg_sq(const std::string& name) const {
+  OSDN_ASSERT(!sharded_, "{}: its moments are shared out among ranks", name);
   return range(exp_avg_sqs_, slot(name));
 }
 
@@ -81,6 +145,11 @@ void ParameterArena::zero_gradients() { gradients_.zero_(); }
 
 void ParameterArena::refresh_compute_copy() {
   if (compute_.defined()) compute_.copy_(masters_);
+}
+
+void ParameterArena::refresh_compute_copy(const Range& range) {
+  if (!compute_.defined()) return;
+  compute_.narrow(0, range.begin, range.size()).copy_(masters_.narrow(0, range.begin, range.size()));
 }
 
 }  // namespace osdn::optim

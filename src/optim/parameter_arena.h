@@ -2,6 +2,8 @@
 // a bf16 copy for compute. One kernel updates, one measures, one zeroes all of them; collectives and
 // checkpoint shards are ranges. Order: the last group of the model first, as gradients become ready; within a
 // group as declared, without gaps, so that one GEMM computes a group; groups start at multiples of 256 bytes.
+// Several ranks may share the optimiser's state (ZeRO-1): the arena is cut into buckets, and of each bucket
+// rank r updates part r and keeps the moments.
 #pragma once
 
 #include <string>
@@ -13,7 +15,7 @@
 
 namespace osdn::optim {
 
-// P: elements of the arena, padding between groups included.
+// P: elements of the arena, padding between groups included. O: those that this process owns.
 
 class ParameterArena {
  public:
@@ -25,11 +27,31 @@ class ParameterArena {
     int64_t offset = 0;  // first element
   };
 
+  /// Elements of the arena: [begin, end).
+  struct Range {
+    int64_t begin = 0;
+    int64_t end = 0;
+    int64_t size() const { return end - begin; }
+  };
+
+  /// A range that this process updates.
+  struct OwnedRange : Range {
+    int64_t moments = 0;  // where its moments begin in exp_avgs() and exp_avg_sqs()
+    bool common = false;  // every rank updates it alike
+  };
+
+  struct Sharding {
+    int64_t world_size = 1;  // ranks that share the moments; 1: this process keeps all
+    int64_t rank = 0;
+    int64_t bucket_elements = 0;  // of a bucket, rounded up to what the ranks can share; 0: one bucket
+  };
+
   struct Options {
     at::Device device = at::kCPU;
     at::ScalarType compute = at::kFloat;  // dtype of the weights that the ops see
     bool training = true;                 // gradients and moments exist
     bool decay_all = false;               // weight decay for every parameter
+    Sharding sharding = {};
   };
 
   ParameterArena(const std::vector<ParameterSpec>& specs, const Options& options);
@@ -39,19 +61,27 @@ class ParameterArena {
   Weight weight(const std::string& name) const;
   WeightSource source() const;
 
-  at::Tensor master(const std::string& name) const;      // fp32, the parameter's shape, writable
-  at::Tensor gradient(const std::string& name) const;    // fp32
-  at::Tensor exp_avg(const std::string& name) const;     // fp32
-  at::Tensor exp_avg_sq(const std::string& name) const;  // fp32
+  at::Tensor master(const std::string& name) const;    // fp32, the parameter's shape, writable
+  at::Tensor gradient(const std::string& name) const;  // fp32
+  // fp32; of an arena whose moments are not shared out
+  at::Tensor exp_avg(const std::string& name) const;
+  at::Tensor exp_avg_sq(const std::string& name) const;
 
   const at::Tensor& masters() const { return masters_; }          // [P] fp32
   const at::Tensor& gradients() const { return gradients_; }      // [P] fp32
-  const at::Tensor& exp_avgs() const { return exp_avgs_; }        // [P] fp32
-  const at::Tensor& exp_avg_sqs() const { return exp_avg_sqs_; }  // [P] fp32
+  const at::Tensor& exp_avgs() const { return exp_avgs_; }        // [O] fp32: of the owned ranges, in order
+  const at::Tensor& exp_avg_sqs() const { return exp_avg_sqs_; }  // [O] fp32
   const at::Tensor& compute_copy() const {
     return compute_;
   }  // [P] bf16; undefined where masters are used directly
   const at::Tensor& decay_blocks() const { return decay_blocks_; }  // [P / kBlock] uint8, 1: decays
+
+  /// What the ranks share out, in arena order: world_size equal parts each. Behind them, when moments are
+  /// shared and the ops read a compute copy, lies what they read from the masters: common to all.
+  const std::vector<Range>& buckets() const { return buckets_; }
+  /// What this process updates, in arena order: its part of every bucket and what is common, or everything.
+  const std::vector<OwnedRange>& owned() const { return owned_; }
+  bool is_sharded() const { return sharded_; }
 
   const std::vector<Slot>& slots() const { return slots_; }  // in arena order
   int64_t num_parameters() const { return num_parameters_; }
@@ -59,12 +89,18 @@ class ParameterArena {
   void zero_gradients();
   /// Copies the masters into the compute copy; after any change of the masters outside the optimiser.
   void refresh_compute_copy();
+  void refresh_compute_copy(const Range& range);
 
  private:
   const Slot& slot(const std::string& name) const;
   at::Tensor range(const at::Tensor& arena, const Slot& slot) const;
+  int64_t add_groups(const std::vector<std::vector<const ParameterSpec*>>& groups, int64_t end);
+  void share_out(const Sharding& sharding, int64_t shared_end, int64_t end);
 
   std::vector<Slot> slots_;
+  std::vector<Range> buckets_;
+  std::vector<OwnedRange> owned_;
+  bool sharded_ = false;
   std::unordered_map<std::string, size_t> index_;
   int64_t num_parameters_ = 0;
   at::Tensor masters_;

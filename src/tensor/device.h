@@ -17,6 +17,13 @@ int64_t num_gpus();
 /// Why num_gpus() is 0, for messages: "built without CUDA" or the driver's own words.
 std::string no_gpu_reason();
 
+/// Makes the GPU with this index current for the calling thread. InternalError in a CPU build.
+void use_gpu(int64_t index);
+
+/// What tells the current GPU from every other one in the world, e.g. "GPU-5b1c...". InternalError in a CPU
+/// build.
+std::string gpu_identity();
+
 /// Name, total memory and compute capability of the current GPU, e.g. "NVIDIA H200, 139.8 GiB, sm_90".
 std::string gpu_description();
 

@@ -21,6 +21,15 @@ std::string no_gpu_reason() {
   return status == cudaSuccess ? "the driver lists no device" : cudaGetErrorString(status);
 }
 
+void use_gpu(int64_t index) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); }
+
+std::string gpu_identity() {
+  const cudaDeviceProp* device = at::cuda::getCurrentDeviceProperties();
+  std::string text = "GPU-";
+  for (const char byte : device->uuid.bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  return text;
+}
+
 std::string gpu_description() {
   const cudaDeviceProp* device = at::cuda::getCurrentDeviceProperties();
   return fmt::format("{}, {:.1f} GiB, sm_{}{}", device->name,

@@ -9,6 +9,10 @@ int64_t num_gpus() { return 0; }
 
 std::string no_gpu_reason() { return "this program was built without CUDA"; }
 
+void use_gpu(int64_t) { throw InternalError("use_gpu: this program was built without CUDA"); }
+
+std::string gpu_identity() { throw InternalError("gpu_identity: this program was built without CUDA"); }
+
 std::string gpu_description() { return "none"; }
 
 int64_t compute_capability() { return 0; }

@@ -39,8 +39,10 @@ std::string absolute(const std::string& path) {
 
 }  // namespace
 
-RunDirectory::RunDirectory(const config::Run& run)
-    : path_(absolute(run.directory + "/" + run.name)), lock_(lock_or_throw(path_)) {
+RunDirectory::RunDirectory(const config::Run& run, Role role)
+    : path_(absolute(run.directory + "/" + run.name)) {
+  if (role == Role::kGuest) return;
+  lock_ = lock_or_throw(path_);
   // What a kill left of the files that are replaced whole; the lock says that nobody is writing them.
   for (const auto& entry : std::filesystem::directory_iterator(path_)) {
     const std::string name = entry.path().filename().string();
@@ -49,12 +51,6 @@ RunDirectory::RunDirectory(const config::Run& run)
     std::filesystem::remove(entry.path(), failure);
     if (failure) log::warning("{}: cannot remove: {}", entry.path().string(), failure.message());
   }
-}
-
-std::optional<config::Config> RunDirectory::stored_config() const {
-  const std::string file = path_ + "/config.yaml";
-  if (!std::filesystem::exists(file)) return std::nullopt;
-  return config::load(file, {});
 }
 
 void RunDirectory::write_config(const config::Config& config) const {

@@ -14,20 +14,20 @@ namespace osdn::train {
 class RunDirectory {
  public:
   /// Creates the directory if needed and locks it for the object's life. Throws UserError when another
-  /// process holds it, naming that process.
-  explicit RunDirectory(const config::Run& run);
+  /// process holds it, naming that process. Of the ranks of a job rank 0 alone owns it; the others write
+  /// their logs and shares of checkpoints there, under its lock.
+  enum class Role { kOwner, kGuest };
+  explicit RunDirectory(const config::Run& run, Role role = Role::kOwner);
 
   const std::string& path() const { return path_; }
   std::string checkpoints() const { return path_ + "/checkpoints"; }
   std::string metrics() const { return path_ + "/metrics.jsonl"; }
 
-  /// The configuration an earlier start wrote, if any.
-  std::optional<config::Config> stored_config() const;
   void write_config(const config::Config& config) const;
 
  private:
   std::string path_;
-  FileLock lock_;
+  std::optional<FileLock> lock_;
 };
 
 /// Takes automatic values (micro-batch, device, precision, vocabulary) that `config` leaves open from the

@@ -1,6 +1,13 @@
 #include "train/setup.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
 #include "base/error.h"
+#include "base/fs.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/retention.h"
 #include "tensor/device.h"
 #include "tensor/torch.h"
 
@@ -20,13 +27,26 @@ int64_t largest_divisor_within(int64_t value, int64_t limit) {
 
 }  // namespace
 
-at::Device choose_device(config::Device wanted) {
-  const bool gpu = wanted != config::Device::kCpu && num_gpus() > 0;
-  if (wanted == config::Device::kCuda && !gpu)
+at::Device choose_device(config::Device wanted, const dist::LaunchEnvironment& launched) {
+  const int64_t visible = wanted == config::Device::kCpu ? 0 : num_gpus();
+  if (wanted == config::Device::kCuda && visible == 0)
     throw EnvironmentError(
         "run.device: expected a visible GPU for cuda, found none ({}); use run.device: cpu or auto",
         no_gpu_reason());
-  return gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  if (visible == 0) return at::Device(at::kCPU);
+  // A launcher that shows each process its own GPU numbers it 0 for all of them.
+  const int64_t index = visible == 1 ? 0 : launched.local_rank;
+  if (index >= visible)
+    throw EnvironmentError(
+        "rank {} wants device {}, {} visible: {} processes on this host; start at most one process a GPU",
+        launched.rank, index, visible, launched.local_world_size);
+  use_gpu(index);
+  return {at::kCUDA, static_cast<at::DeviceIndex>(index)};
+}
+
+void share_cores(int64_t processes_on_node) {
+  if (processes_on_node <= 1 || std::getenv("OMP_NUM_THREADS")) return;
+  at::set_num_threads(static_cast<int>(std::max<int64_t>(1, at::get_num_threads() / processes_on_node)));
 }
 
 at::ScalarType compute_dtype(config::Precision precision) {
@@ -67,6 +87,26 @@ void freeze_automatic_values(config::Config& config, at::Device device, int64_t 
         "train.micro_batch_sequences: expected a divisor of the {} sequences a process takes of each step "
         "(global_batch_tokens {} / sequence_length {} / {} processes), got {}",
         share, config.train.global_batch_tokens, length, world_size, *config.train.micro_batch_sequences);
+}
+
+int64_t fit_micro_batch(const config::Config& config, int64_t micro_batch, int64_t world_size) {
+  const int64_t share = config.train.global_batch_tokens / config.data.sequence_length / world_size;
+  return share < 1 ? micro_batch : std::gcd(share, micro_batch);
+}
+
+void check_space(const std::string& checkpoints_directory, const config::Checkpoint& options,
+                 int64_t num_parameters) {
+  // Those of an earlier start lie there already; one more than are kept is there while it is written.
+  const int64_t missing =
+      std::max<int64_t>(1, options.keep_last + 1 - checkpoint::num_checkpoints(checkpoints_directory));
+  const uint64_t needed = checkpoint::checkpoint_bytes(num_parameters) * static_cast<uint64_t>(missing);
+  const uint64_t available = free_space_bytes(checkpoints_directory);
+  if (available < needed)
+    throw EnvironmentError(
+        "{}: not enough space: {} more checkpoint{} (checkpoint.keep_last: {}) need {} bytes ({:.2f} GiB), "
+        "available {} ({:.2f} GiB); free some, or lower checkpoint.keep_last",
+        checkpoints_directory, missing, missing == 1 ? "" : "s", options.keep_last, needed,
+        static_cast<double>(needed) / (1 << 30), available, static_cast<double>(available) / (1 << 30));
 }
 
 std::optional<data::Tokenizer> open_tokenizer(const config::Data& data) {

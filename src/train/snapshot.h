@@ -2,19 +2,25 @@
 #pragma once
 
 #include "checkpoint/checkpoint.h"
+#include "dist/communicator.h"
 #include "optim/parameter_arena.h"
 #include "train/state.h"
 
 namespace osdn::train {
 
-/// Host copies of weights and moments, and `state` with the run's description (`about`: configuration,
-/// digests).
-checkpoint::Snapshot take_snapshot(const optim::ParameterArena& arena, const TrainState& state,
-                                   const Json& about);
+/// Host copies of what this rank writes of a checkpoint: rank 0 the weights and `state` with the run's
+/// description (`about`: configuration, digests); every rank its moments where they are shared out, rank 0
+/// all of them where not.
+checkpoint::Snapshot take_snapshot(const optim::ParameterArena& arena, const dist::Communicator& communicator,
+                                   const TrainState& state, const Json& about);
 
-/// Copies weights, and moments unless the checkpoint keeps weights only, into the arena. Throws DataError
-/// naming the tensor when names or shapes differ from the model's.
-void restore(const checkpoint::Loaded& loaded, optim::ParameterArena& arena);
+/// Puts the weights and moments that rank 0 has loaded where they belong on every rank; `loaded` is null on
+/// the others. Throws DataError on rank 0, naming the tensor, when names or shapes differ from the model's.
+void restore(const checkpoint::Loaded* loaded, optim::ParameterArena& arena,
+             dist::Communicator& communicator);
+
+/// Rank 0's masters on every rank, and their compute copies.
+void share_weights(optim::ParameterArena& arena, dist::Communicator& communicator);
 
 /// Opens a step directory, a checkpoints directory or a run directory (its newest checkpoint), verified;
 /// removes nothing, so a run may be training there. UserError when there is no checkpoint at that path.

@@ -10,6 +10,7 @@
 #include "metrics/residual.h"
 #include "model/lm.h"
 #include "tensor/fwd.h"
+#include "train/data_parallel.h"
 
 namespace osdn::train {
 
@@ -26,11 +27,14 @@ struct StepOutcome {
   double data_wait_milliseconds = 0;
 };
 
-/// Runs the micro-batches of one step. Gradients of loss_sum / global_targets are ADDED to the model's sinks.
+/// Runs the micro-batches of one step on this rank. Gradients of loss_sum / global_targets are ADDED to the
+/// model's sinks and summed over the ranks (DataParallel::finish_gradients completes it).
 StepOutcome run_step(const model::LanguageModel& model, data::Loader& loader, const StepPlan& plan,
-                     at::Device device, bool collect_statistics);
+                     DataParallel& parallel, bool collect_statistics);
 
-/// Sums per layer over micro-batches, in order; blocks for the device.
-std::vector<metrics::ResidualSums> merge_statistics(const std::vector<at::Tensor>& statistics);
+/// Sums per layer over ranks and their micro-batches, in order. Each entry: the statistics of one rank's
+/// micro-batches, one behind the other, [micro_batches, layers, kNumResidualTerms].
+std::vector<metrics::ResidualSums> merge_statistics(const std::vector<std::vector<double>>& statistics,
+                                                    int64_t num_layers);
 
 }  // namespace osdn::train

@@ -7,12 +7,14 @@
 
 #include "base/error.h"
 #include "config/config.h"
+#include "dist/launch_environment.h"
 
 namespace osdn::train {
 
 /// Trains (or goes on training) the run that `config` describes until its last step or a signal. Returns
-/// kDone, kInterrupted or kTerminated; throws for everything else. `command_line` is recorded in
-/// environment.json.
-ExitCode train(const config::Config& config, const std::vector<std::string>& command_line);
+/// kDone, kInterrupted or kTerminated; throws for everything else. As the rank that `launched` says, of a job
+/// that trains the run together. `command_line` is recorded in environment.json.
+ExitCode train(const config::Config& config, const dist::LaunchEnvironment& launched,
+               const std::vector<std::string>& command_line);
 
 }  // namespace osdn::train

@@ -59,7 +59,7 @@ struct Count {
 
 /// One start, killed at a random moment; false when it ended by itself.
 bool start_and_kill(const TrainBench& bench, std::mt19937* random, Count* count) {
-  const pid_t child = bench.start({}, [&] { return train::train(config_of(bench), {}); });
+  const pid_t child = bench.start({}, [&] { return train::train(config_of(bench), {}, {}); });
   if ((*random)() % 4 == 0) {
     sleep_for_microseconds((*random)() % 300'000);  // anywhere, the start included
   } else {
@@ -86,7 +86,7 @@ TEST_CASE("kill -9 at random moments of training that saves every step loses not
           "[kill][slow]") {
   const TrainBench bench;
   const auto finish = [&] {
-    return bench.run({}, [&] { return train::train(kill_test::config_of(bench), {}); });
+    return bench.run({}, [&] { return train::train(kill_test::config_of(bench), {}, {}); });
   };
   REQUIRE(finish().exit_code == 0);
   const std::map<std::string, std::string> expected = lasting_files(bench);

@@ -96,11 +96,11 @@ void check_same_bits(const checkpoint::Loaded& a, const checkpoint::Loaded& b) {
 void check_resume(const TrainFolder& folder, config::Device device, config::Precision precision) {
   config::Config straight = folder.config("straight", device, precision);
   straight.train.steps = 10;
-  REQUIRE(train(straight, {}) == ExitCode::kDone);
+  REQUIRE(train(straight, {}, {}) == ExitCode::kDone);
   config::Config parts = folder.config("parts", device, precision);
   for (const int64_t steps : {3, 4, 10}) {
     parts.train.steps = steps;
-    REQUIRE(train(parts, {}) == ExitCode::kDone);
+    REQUIRE(train(parts, {}, {}) == ExitCode::kDone);
   }
   check_same_bits(folder.newest("straight"), folder.newest("parts"));
   const auto expected = folder.metrics("straight");
@@ -124,9 +124,9 @@ TEST_CASE("10 steps equal 3 + 1 + 6 bit for bit on the GPU, in float32 and bfloa
 
 TEST_CASE("CPU and GPU agree on the first 20 losses of a float32 model within 1e-4", "[trainer][cuda]") {
   const TrainFolder folder;
-  REQUIRE(train(folder.config("cpu", config::Device::kCpu, config::Precision::kFloat32), {}) ==
+  REQUIRE(train(folder.config("cpu", config::Device::kCpu, config::Precision::kFloat32), {}, {}) ==
           ExitCode::kDone);
-  REQUIRE(train(folder.config("cuda", config::Device::kCuda, config::Precision::kFloat32), {}) ==
+  REQUIRE(train(folder.config("cuda", config::Device::kCuda, config::Precision::kFloat32), {}, {}) ==
           ExitCode::kDone);
   const auto cpu = folder.metrics("cpu");
   const auto cuda = folder.metrics("cuda");
@@ -155,10 +155,10 @@ TEST_CASE("in bfloat16 weights move by less than a bfloat16 number apart, throug
   straight.train.steps = 40;
   config::Config parts = straight;
   parts.run.name = "parts";
-  REQUIRE(train(straight, {}) == ExitCode::kDone);
+  REQUIRE(train(straight, {}, {}) == ExitCode::kDone);
   for (const int64_t steps : {15, 40}) {
     parts.train.steps = steps;
-    REQUIRE(train(parts, {}) == ExitCode::kDone);
+    REQUIRE(train(parts, {}, {}) == ExitCode::kDone);
   }
   const checkpoint::Loaded found = folder.newest("straight");
   check_same_bits(found, folder.newest("parts"));
@@ -181,8 +181,8 @@ TEST_CASE("recomputation in training changes no bit", "[trainer]") {
   config::Config again = kept;
   again.run.name = "again";
   again.train.recompute = config::Recompute::kBlock;
-  REQUIRE(train(kept, {}) == ExitCode::kDone);
-  REQUIRE(train(again, {}) == ExitCode::kDone);
+  REQUIRE(train(kept, {}, {}) == ExitCode::kDone);
+  REQUIRE(train(again, {}, {}) == ExitCode::kDone);
   check_same_bits(folder.newest("kept"), folder.newest("again"));
 }
 
@@ -190,7 +190,7 @@ TEST_CASE("norms, biases, d0 and the gate are trained, and everything stays fini
   const TrainFolder folder;
   config::Config config = folder.config("moves", config::Device::kCpu, config::Precision::kFloat32);
   config.train.steps = 5;
-  REQUIRE(train(config, {}) == ExitCode::kDone);
+  REQUIRE(train(config, {}, {}) == ExitCode::kDone);
   for (const checkpoint::NamedTensor& tensor : folder.newest("moves").snapshot.weights) {
     INFO(tensor.name);
     CHECK(at::isfinite(tensor.value).all().item<bool>());

@@ -1,0 +1,37 @@
+#include <array>
+#include <cstdlib>
+#include <utility>
+
+#include "dist/detail/backend.h"
+#include "tensor/torch.h"
+
+// After LibTorch: the header is empty without the definition that CMake gives this file.
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+namespace osdn::dist::detail {
+namespace backend_nccl_detail {
+
+// A sum's bits depend on the order of its terms: NCCL's algorithm, its protocol and into how many channels it
+// cuts a range. Left to itself it chooses by message size and topology, and may choose otherwise tomorrow.
+// NVLink multicast sums in the switch, in an order of its own. Failures are the communicator's to report, not
+// a reason for c10d to abort the process.
+constexpr std::array<std::pair<const char*, const char*>, 6> kSettings = {
+    {{"NCCL_ALGO", "Ring"},
+     {"NCCL_PROTO", "Simple"},
+     {"NCCL_MIN_NCHANNELS", "16"},
+     {"NCCL_MAX_NCHANNELS", "16"},
+     {"NCCL_NVLS_ENABLE", "0"},
+     {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}}};
+
+}  // namespace backend_nccl_detail
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendRequest& request) {
+  for (const auto& [name, value] : backend_nccl_detail::kSettings) ::setenv(name, value, 0);
+  // Collectives run beside the model's kernels and are what others wait for: they go first.
+  const auto options = c10d::ProcessGroupNCCL::Options::create(true);
+  options->timeout = request.timeout;
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(request.store, request.launched.rank,
+                                                     request.launched.world_size, options);
+}
+
+}  // namespace osdn::dist::detail

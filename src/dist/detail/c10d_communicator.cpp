@@ -1,0 +1,222 @@
+#include "dist/detail/c10d_communicator.h"
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "dist/detail/backend.h"
+#include "dist/detail/rendezvous.h"
+#include "dist/detail/watchdog.h"
+#include "tensor/device.h"
+#include "tensor/torch.h"
+
+namespace osdn::dist::detail {
+namespace c10d_communicator_detail {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// The reason without c10d's stack trace and file names.
+std::string reason_of(const std::exception& failure) {
+  const auto* error = dynamic_cast<const c10::Error*>(&failure);
+  const std::string text = error ? error->what_without_backtrace() : failure.what();
+  return text.substr(0, text.find('\n'));
+}
+
+class TcpBoard : public Board {
+ public:
+  explicit TcpBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void post(const std::string& key, const std::string& value) override {
+    guarded([&] { store_->set(name(key), std::vector<uint8_t>(value.begin(), value.end())); });
+  }
+  std::optional<std::string> read(const std::string& key) override {
+    std::optional<std::string> found;
+    guarded([&] {
+      if (!store_->check({name(key)})) return;
+      const std::vector<uint8_t> bytes = store_->get(name(key));
+      found.emplace(bytes.begin(), bytes.end());
+    });
+    return found;
+  }
+
+ private:
+  static std::string name(const std::string& key) { return "board/" + key; }
+
+  template <typename Function>
+  static void guarded(Function function) {
+    try {
+      function();
+    } catch (const c10::Error& failure) {
+      throw EnvironmentError("the job's meeting place is gone, and rank 0 or the launcher with it: {}",
+                             reason_of(failure));
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+class StartedWork : public PendingCollective {
+ public:
+  StartedWork(WorkPtr work, at::Tensor range, std::string what, std::optional<at::Device> blocking)
+      : work_(std::move(work)), range_(std::move(range)), what_(std::move(what)), blocking_(blocking) {}
+
+  void wait() override {
+    try {
+      work_->wait();
+    } catch (const std::exception& failure) {
+      throw EnvironmentError("{}: {}", what_, reason_of(failure));
+    }
+    if (blocking_) synchronize(*blocking_);
+  }
+
+ private:
+  WorkPtr work_;
+  at::Tensor range_;  // must live until the work is done
+  std::string what_;
+  std::optional<at::Device> blocking_;  // of a barrier: for which the host waits too
+};
+
+class C10dCommunicator : public Communicator {
+ public:
+  C10dCommunicator(const LaunchEnvironment& launched, at::Device device, std::chrono::milliseconds timeout)
+      : launched_(launched), device_(device), store_(meet(launched, timeout)) {
+    const BackendRequest request{.store = store_, .launched = launched, .timeout = timeout};
+    const std::string what = fmt::format("rank {} of {}: connecting the ranks over {}", launched.rank,
+                                         launched.world_size, device.is_cuda() ? "NCCL" : "Gloo");
+    if (device.is_cuda()) claim_gpu();
+    try {
+      backend_ = device.is_cuda() ? make_nccl_backend(request) : make_gloo_backend(request);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& failure) {
+      throw EnvironmentError("{}: {}", what, reason_of(failure));
+    }
+    if (device.is_cuda())
+      watchdog_.emplace(Watchdog::Options{.timeout = timeout, .end_waiting = [this] { backend_->abort(); }});
+    token_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device));
+  }
+
+  ~C10dCommunicator() override {
+    if (!device_.is_cuda()) return;
+    const bool failed = std::uncaught_exceptions() > 0 || watchdog_->failure();
+    watchdog_.reset();
+    try {
+      // Shutting down in order waits for the others, who may be gone.
+      if (failed)
+        backend_->abort();
+      else
+        backend_->shutdown();
+    } catch (const std::exception& failure) {
+      log::warning("rank {}: closing the connections failed: {}", rank(), reason_of(failure));
+    }
+  }
+
+  int64_t rank() const override { return launched_.rank; }
+  int64_t world_size() const override { return launched_.world_size; }
+  at::Device device() const override { return device_; }
+
+  void check() override {
+    if (!watchdog_) return;
+    if (const auto failure = watchdog_->failure()) throw EnvironmentError("{}", *failure);
+  }
+
+  std::unique_ptr<Board> open_board() override { return std::make_unique<TcpBoard>(store_->clone()); }
+
+ protected:
+  std::unique_ptr<PendingCollective> launch(const Collective& collective) override {
+    std::string what = describe(collective);
+    const bool barrier = collective.kind == CollectiveKind::kBarrier;
+    at::Tensor range = barrier ? token_ : collective.range;
+    OSDN_ASSERT(range.device() == device_, "{}: a range on {}, expected it on {}", what, range.device().str(),
+                device_.str());
+    WorkPtr work;
+    try {
+      work = begin(collective, range);
+    } catch (const std::exception& failure) {
+      throw EnvironmentError("{}: {}", what, reason_of(failure));
+    }
+    if (watchdog_) watchdog_->watch({.what = what, .finished = [work] { return is_finished(*work); }});
+    return std::make_unique<StartedWork>(std::move(work), std::move(range), std::move(what),
+                                         barrier ? std::optional(device_) : std::nullopt);
+  }
+
+ private:
+  /// NCCL's own message for two ranks on one GPU names a bus address and no cure.
+  void claim_gpu() {
+    if (store_->add("claimed_" + gpu_identity(), 1) == 1) return;
+    throw EnvironmentError(
+        "rank {} wants device {}, {} visible: another rank of this job uses that GPU already ({} processes "
+        "on "
+        "this host); start at most one process a GPU",
+        launched_.rank, launched_.local_rank, num_gpus(), launched_.local_world_size);
+  }
+
+  static bool is_finished(c10d::Work& work) {
+    if (!work.isCompleted()) return false;
+    if (const std::exception_ptr failure = work.exception()) std::rethrow_exception(failure);
+    return true;
+  }
+
+  at::Tensor own_part(const at::Tensor& range) const {
+    const int64_t part = range.numel() / world_size();
+    return range.view({-1}).narrow(0, rank() * part, part);
+  }
+
+  WorkPtr reduce(at::Tensor& range, const c10d::ReduceOp& operation) {
+    std::vector<at::Tensor> tensors = {range};
+    c10d::AllreduceOptions options;
+    options.reduceOp = operation;
+    return backend_->allreduce(tensors, options);
+  }
+
+  WorkPtr begin(const Collective& collective, at::Tensor& range) {
+    switch (collective.kind) {
+      case CollectiveKind::kBarrier:
+      case CollectiveKind::kAllReduceSum:
+        return reduce(range, c10d::ReduceOp::SUM);
+      case CollectiveKind::kAllReduceMax:
+        return reduce(range, c10d::ReduceOp::MAX);
+      case CollectiveKind::kBroadcast: {
+        std::vector<at::Tensor> tensors = {range};
+        c10d::BroadcastOptions options;
+        options.rootRank = collective.root;
+        return backend_->broadcast(tensors, options);
+      }
+      case CollectiveKind::kAllGather: {
+        at::Tensor whole = range.view({-1});
+        at::Tensor own = own_part(range);
+        return backend_->_allgather_base(whole, own, {});
+      }
+      case CollectiveKind::kReduceScatter: {
+        // c10d's Gloo reduces everything everywhere into a copy and keeps a part: done in place, it needs
+        // none.
+        if (!device_.is_cuda()) return reduce(range, c10d::ReduceOp::SUM);
+        at::Tensor whole = range.view({-1});
+        at::Tensor own = own_part(range);
+        return backend_->_reduce_scatter_base(own, whole, {});
+      }
+    }
+    OSDN_ASSERT(false, "collective {}", static_cast<int>(collective.kind));
+  }
+
+  LaunchEnvironment launched_;
+  at::Device device_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::optional<Watchdog> watchdog_;  // of NCCL; Gloo's waits end by themselves
+  at::Tensor token_;                  // [1] what a barrier sums
+};
+
+}  // namespace c10d_communicator_detail
+
+std::unique_ptr<Communicator> make_c10d_communicator(const LaunchEnvironment& launched, at::Device device,
+                                                     std::chrono::seconds timeout) {
+  return std::make_unique<c10d_communicator_detail::C10dCommunicator>(launched, device, timeout);
+}
+
+}  // namespace osdn::dist::detail

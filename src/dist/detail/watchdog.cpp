@@ -1,0 +1,67 @@
+#include "dist/detail/watchdog.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace osdn::dist::detail {
+
+Watchdog::Watchdog(Options options) : options_(std::move(options)), thread_([this] { run(); }) {}
+
+Watchdog::~Watchdog() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void Watchdog::watch(Task task) {
+  const std::lock_guard lock(mutex_);
+  tasks_.push_back({.task = std::move(task), .since = std::chrono::steady_clock::now()});
+}
+
+std::optional<std::string> Watchdog::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+/// Drops what is finished; says what is wrong with the oldest that is not. Holds the lock.
+std::optional<std::string> Watchdog::inspect() {
+  try {
+    while (!tasks_.empty() && tasks_.front().task.finished()) tasks_.pop_front();
+  } catch (const std::exception& reason) {
+    return fmt::format("{}: {}", tasks_.front().task.what, reason.what());
+  }
+  if (tasks_.empty() || std::chrono::steady_clock::now() - tasks_.front().since < options_.timeout)
+    return std::nullopt;
+  return fmt::format(
+      "{}: not finished within {} s; another rank has stopped, is far behind, or cannot be reached "
+      "(distributed.timeout_seconds)",
+      tasks_.front().task.what, static_cast<double>(options_.timeout.count()) / 1000);
+}
+
+void Watchdog::run() {
+  const auto period =
+      std::clamp(options_.timeout / 20, std::chrono::milliseconds(5), std::chrono::milliseconds(500));
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, period, [&] { return stop_; })) {
+    failure_ = inspect();
+    if (!failure_) continue;
+    lock.unlock();
+    log::error("{}", *failure_);
+    options_.end_waiting();
+    lock.lock();
+    if (changed_.wait_for(lock, options_.grace, [&] { return stop_; })) return;
+    log::error("the process does not come to its end after this failure: it is ended now");
+    ::_exit(static_cast<int>(ExitCode::kEnvironmentError));
+  }
+}
+
+}  // namespace osdn::dist::detail

@@ -1,0 +1,57 @@
+// Watches work that a device does in the background: its host threads wait for the device, so nothing but a
+// thread beside them can see that it never ends. Free of LibTorch.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+namespace osdn::dist::detail {
+
+class Watchdog {
+ public:
+  struct Task {
+    std::string what;                // begins the message of its failure
+    std::function<bool()> finished;  // asked again and again; throws when the work has failed
+  };
+
+  struct Options {
+    std::chrono::milliseconds timeout{0};  // of a task, from watch() on
+    std::function<void()> end_waiting;     // must make the host's waits for the device return
+    /// After a failure, for the process to come to its end by itself; then it is ended with exit code 3.
+    std::chrono::milliseconds grace{30000};
+  };
+
+  explicit Watchdog(Options options);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  /// Tasks end in the order in which they are given.
+  void watch(Task task);
+  /// The first failure, if there was one.
+  std::optional<std::string> failure() const;
+
+ private:
+  struct Watched {
+    Task task;
+    std::chrono::steady_clock::time_point since;
+  };
+  void run();
+  std::optional<std::string> inspect();
+
+  const Options options_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Watched> tasks_;
+  std::optional<std::string> failure_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace osdn::dist::detail

@@ -1,0 +1,157 @@
+#include "train/data_parallel.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "tensor/torch.h"
+
+namespace osdn::train {
+namespace data_parallel_detail {
+
+// Large enough that a collective runs at the rate of the links, small enough that the last one, which nothing
+// hides, is short: 64 MiB of fp32 gradients; of a small model an eighth, so that there is something to hide.
+constexpr int64_t kLargestBucket = int64_t{16} << 20;  // elements
+constexpr int64_t kFewestBuckets = 8;
+
+using Range = optim::ParameterArena::Range;
+
+at::Tensor part_of(const at::Tensor& arena, const Range& range) {
+  return arena.narrow(0, range.begin, range.size());
+}
+
+}  // namespace data_parallel_detail
+
+optim::ParameterArena::Sharding arena_sharding(const dist::Communicator& communicator, int64_t zero,
+                                               int64_t num_parameters) {
+  namespace detail = data_parallel_detail;
+  if (communicator.world_size() == 1) return {};
+  const int64_t elements =
+      std::clamp<int64_t>(num_parameters / detail::kFewestBuckets, 1, detail::kLargestBucket);
+  if (zero == 0) return {.bucket_elements = elements};
+  return {.world_size = communicator.world_size(), .rank = communicator.rank(), .bucket_elements = elements};
+}
+
+DataParallel::DataParallel(optim::ParameterArena& arena, dist::Communicator& communicator, int64_t num_layers)
+    : arena_(arena), communicator_(communicator), alone_(communicator.world_size() == 1) {
+  if (alone_) return;
+  const auto& buckets = arena.buckets();
+  const int64_t num_stages = num_layers + 2;
+  complete_.assign(static_cast<size_t>(num_stages), static_cast<int64_t>(buckets.size()));
+  weights_in_.resize(static_cast<size_t>(num_stages));
+  for (const optim::ParameterArena::Slot& slot : arena.slots()) {
+    const auto layer = static_cast<size_t>(model::layer_of(slot.spec.name, num_layers));
+    const int64_t end = slot.offset + slot.spec.num_elements();
+    for (size_t bucket = 0; bucket < buckets.size(); ++bucket) {
+      if (end <= buckets[bucket].begin || slot.offset >= buckets[bucket].end) continue;
+      const auto number = static_cast<int64_t>(bucket);
+      // A layer's gradients keep every bucket from completion in which they, or those of layers before it,
+      // lie.
+      for (size_t later = layer + 1; later < complete_.size(); ++later)
+        complete_[later] = std::min(complete_[later], number);
+      if (weights_in_[layer].empty() || weights_in_[layer].back() != number)
+        weights_in_[layer].push_back(number);
+    }
+  }
+  gathers_.resize(buckets.size());
+  first_hooks_.before_forward = [this](int64_t layer) {
+    for (const int64_t bucket : weights_in_[static_cast<size_t>(layer)]) wait_for_bucket(bucket);
+  };
+  last_hooks_ = first_hooks_;
+  last_hooks_.after_backward = [this](int64_t layer) { after_backward(layer); };
+}
+
+const model::LayerHooks* DataParallel::hooks(bool last_micro_batch) {
+  if (alone_) return nullptr;
+  return last_micro_batch ? &last_hooks_ : &first_hooks_;
+}
+
+void DataParallel::after_backward(int64_t layer) {
+  while (static_cast<int64_t>(reductions_.size()) < complete_[static_cast<size_t>(layer)])
+    reduce_next_bucket();
+}
+
+void DataParallel::reduce_next_bucket() {
+  const size_t bucket = reductions_.size();
+  reductions_.push_back(communicator_.start(
+      {.kind =
+           arena_.is_sharded() ? dist::CollectiveKind::kReduceScatter : dist::CollectiveKind::kAllReduceSum,
+       .range = data_parallel_detail::part_of(arena_.gradients(), arena_.buckets()[bucket]),
+       .root = 0,
+       .what = "gradients of bucket " + std::to_string(bucket)}));
+}
+
+void DataParallel::finish_gradients() {
+  if (alone_) return;
+  while (reductions_.size() < arena_.buckets().size()) reduce_next_bucket();
+  for (const optim::ParameterArena::OwnedRange& range : arena_.owned())
+    if (range.common)
+      reductions_.push_back(
+          communicator_.start({.kind = dist::CollectiveKind::kAllReduceSum,
+                               .range = data_parallel_detail::part_of(arena_.gradients(), range),
+                               .root = 0,
+                               .what = "gradients of the full-precision parameters"}));
+  for (const auto& reduction : reductions_) reduction->wait();
+  reductions_.clear();
+}
+
+void DataParallel::update(const optim::AdamWOptions& options, double learning_rate, int64_t update,
+                          double gradient_scale) {
+  const auto& owned = arena_.owned();
+  // Backwards: the next forward pass begins with the weights at the arena's end.
+  for (size_t i = owned.size(); i-- > 0;) {
+    optim::adamw_step(arena_, owned[i], options, learning_rate, update, gradient_scale);
+    if (arena_.is_sharded() && !owned[i].common) gather(static_cast<int64_t>(i));
+  }
+}
+
+void DataParallel::gather(int64_t bucket) {
+  const at::Tensor& weights = arena_.compute_copy().defined() ? arena_.compute_copy() : arena_.masters();
+  const auto index = static_cast<size_t>(bucket);
+  gathers_[index] =
+      communicator_.start({.kind = dist::CollectiveKind::kAllGather,
+                           .range = data_parallel_detail::part_of(weights, arena_.buckets()[index]),
+                           .root = 0,
+                           .what = "weights of bucket " + std::to_string(bucket)});
+}
+
+void DataParallel::wait_for_bucket(int64_t bucket) {
+  const auto running = std::move(gathers_[static_cast<size_t>(bucket)]);
+  if (running) running->wait();
+}
+
+void DataParallel::wait_for_weights() {
+  for (size_t bucket = gathers_.size(); bucket-- > 0;) wait_for_bucket(static_cast<int64_t>(bucket));
+}
+
+void DataParallel::gather_masters() {
+  wait_for_weights();
+  // Without a compute copy the masters are the weights.
+  if (!arena_.is_sharded() || !arena_.compute_copy().defined()) return;
+  for (const optim::ParameterArena::Range& bucket : arena_.buckets())
+    communicator_.all_gather(data_parallel_detail::part_of(arena_.masters(), bucket), "master weights");
+}
+
+double DataParallel::add_squares(const std::vector<std::vector<double>>& squares_of_ranks) const {
+  double sum = squares_of_ranks.front().at(1);  // common: the same on every rank
+  if (!arena_.is_sharded()) return sum + squares_of_ranks.front().at(0);
+  for (const std::vector<double>& squares : squares_of_ranks) sum += squares.at(0);
+  return sum;
+}
+
+std::vector<std::vector<double>> exchange(dist::Communicator& communicator, const at::Tensor& row,
+                                          const char* what) {
+  const int64_t length = row.numel();
+  const at::Tensor rows = at::zeros({communicator.world_size(), length}, row.options());  // [ranks, n]
+  rows.select(0, communicator.rank()).copy_(row);
+  communicator.all_gather(rows, what);
+  const at::Tensor host = rows.to(at::kCPU);
+  communicator.check();
+  const double* values = host.data_ptr<double>();
+  std::vector<std::vector<double>> result;
+  for (int64_t rank = 0; rank < communicator.world_size(); ++rank)
+    result.emplace_back(values + rank * length, values + (rank + 1) * length);
+  return result;
+}
+
+}  // namespace osdn::train

@@ -1,0 +1,72 @@
+// Data parallelism: every rank computes the gradient of its share of the global batch. Gradients are summed
+// in fp32, bucket by bucket, while backward still runs; with ZeRO-1 each rank receives, updates and keeps the
+// moments of its part of every bucket alone, and the parts of the new weights are gathered while the next
+// forward pass runs. In a world of one all of it is the plain step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "dist/communicator.h"
+#include "model/lm.h"
+#include "optim/adamw.h"
+#include "optim/parameter_arena.h"
+#include "tensor/fwd.h"
+
+namespace osdn::train {
+
+/// How `zero` (0 or 1) shares an arena of so many parameters out among the ranks.
+optim::ParameterArena::Sharding arena_sharding(const dist::Communicator& communicator, int64_t zero,
+                                               int64_t num_parameters);
+
+class DataParallel {
+ public:
+  /// Arena and communicator must outlive it; the arena was made with arena_sharding.
+  DataParallel(optim::ParameterArena& arena, dist::Communicator& communicator, int64_t num_layers);
+  DataParallel(const DataParallel&) = delete;
+  DataParallel& operator=(const DataParallel&) = delete;
+
+  // A step: passes with hooks(), then finish_gradients(), then update() or nothing.
+
+  /// For the forward and backward pass of a micro-batch; that of the last of a step starts to sum gradients.
+  const model::LayerHooks* hooks(bool last_micro_batch);
+  /// The sums of all that this rank owns are complete for work queued from here on.
+  void finish_gradients();
+  /// One AdamW step of what this rank owns; starts to gather the weights.
+  void update(const optim::AdamWOptions& options, double learning_rate, int64_t update,
+              double gradient_scale);
+
+  /// All weights that the ops read are complete for work queued from here on.
+  void wait_for_weights();
+  /// The masters too, on every rank: before they are saved.
+  void gather_masters();
+
+  /// Square of the global gradient norm from every rank's optim::gradient_squares.
+  double add_squares(const std::vector<std::vector<double>>& squares_of_ranks) const;
+
+  const dist::Communicator& communicator() const { return communicator_; }
+
+ private:
+  void after_backward(int64_t layer);
+  void reduce_next_bucket();
+  void gather(int64_t bucket);
+  void wait_for_bucket(int64_t bucket);
+
+  optim::ParameterArena& arena_;
+  dist::Communicator& communicator_;
+  bool alone_;
+  std::vector<int64_t> complete_;                 // by layer: buckets whose gradients its backward completes
+  std::vector<std::vector<int64_t>> weights_in_;  // by layer: buckets with weights that it reads
+  model::LayerHooks first_hooks_;                 // of all micro-batches of a step but the last
+  model::LayerHooks last_hooks_;
+  std::vector<std::unique_ptr<dist::PendingCollective>> reductions_;  // started, by bucket
+  std::vector<std::unique_ptr<dist::PendingCollective>> gathers_;     // by bucket; null: not running
+};
+
+/// What every rank gives, on every rank, by rank: [n] float64 on the communicator's device, n equal on all.
+/// Blocks; throws what went wrong with any collective before.
+std::vector<std::vector<double>> exchange(dist::Communicator& communicator, const at::Tensor& row,
+                                          const char* what);
+
+}  // namespace osdn::train

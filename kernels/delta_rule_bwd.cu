@@ -62,7 +62,7 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
     uint32_t rounded[KP / 16][4];
     d_state.round(rounded);
     float x[kChunk / 8][4] = {};
-    Products::begin();
+    Products::begin(x);
     Products::template add_times_rows<KP>(x, rounded, stage.w, lane);
     Products::end();
     store_blocks(args.d_states + block.value_rows(slot, KP), rounded, warp, lane);
@@ -78,7 +78,7 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
       Products::template wait<0>(x);
       scale_columns(x, [&](int n) { return stage.to_end_pair(n, lane); });
     }
-    Products::begin();
+    Products::begin(x);
     Products::template add_times_upper<false>(x, upstream, stage.pairs, lane);
     Products::end();
     Products::template wait<0>(x);
@@ -95,10 +95,10 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
           },
           warp, lane);
     }
-    Products::begin();
+    Products::begin(d_state.value);
     Products::template add_outer<KP>(d_state.value, upstream, stage.q, lane);
     Products::end();
-    correct<Products, true>(x, stage, args.prepared.inverse_scale[slot], lane);
+    correct<Products, true>(x, stage, lane);
     Products::template wait<0>(d_state.value);
 
     uint32_t rows[kChunk / 16][4];
@@ -108,7 +108,7 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
       const float2 from_start = stage.from_start_pair(n, lane);
       return make_float2(-beta.x * rstd.x * from_start.x, -beta.y * rstd.y * from_start.y);
     });
-    Products::begin();
+    Products::begin(d_state.value);
     Products::template add_outer<KP>(d_state.value, rows, stage.k, lane);
     Products::end();
     uint32_t solved[kChunk / 16][4];

@@ -209,15 +209,17 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
 
   const int64_t value_matrix = slot * value_tiles;  // of [VT, ...] matrices
   const auto copy_scan_tiles = [&](int tile) {
-    copy_rows_async<kChunk>(upstream, rows_at(args.d_o, place.token, head) + tile * VT, args.d_o.token_stride,
+    copy_rows_async<kGradientThreads>(upstream, rows_at(args.d_o, place.token, head) + tile * VT, args.d_o.token_stride,
                             place.rows, shape.value_size - tile * VT);
-    copy_flat_async(solved.base, args.solved + (value_matrix + tile) * VT * kChunk, Memory::kValueBytes);
+    copy_flat_async<kGradientThreads, Memory::kValueBytes>(
+        solved.base, args.solved + (value_matrix + tile) * VT * kChunk);
   };
   const auto copy_error = [&](int tile) {
-    copy_flat_async(error.base, args.error + (value_matrix + tile) * VT * kChunk, Memory::kValueBytes);
+    copy_flat_async<kGradientThreads, Memory::kValueBytes>(
+        error.base, args.error + (value_matrix + tile) * VT * kChunk);
   };
   const auto copy_state = [&](const __nv_bfloat16* states, int tile) {
-    copy_flat_async(state.base, states + (value_matrix + tile) * VT * KP, KP * VT * 2);
+    copy_flat_async<kGradientThreads, KP * VT * 2>(state.base, states + (value_matrix + tile) * VT * KP);
   };
   const auto arrived = [] {
     copy_async_commit();
@@ -233,11 +235,12 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
   };
 
   const int64_t key_row = place.token * shape.num_key_heads + place.key_head;
-  copy_vector_async(q_rstd, args.prepared.q_rstd + key_row, shape.num_key_heads, place.rows, kChunk);
-  copy_vector_async(k_rstd, args.prepared.k_rstd + key_row, shape.num_key_heads, place.rows, kChunk);
+  copy_vector_async(q_rstd, args.prepared.q_rstd + key_row, shape.num_key_heads, place.rows, 0);
+  copy_vector_async(k_rstd, args.prepared.k_rstd + key_row, shape.num_key_heads, place.rows, 64);
   copy_vector_async(beta, args.in.beta + place.token * shape.num_value_heads + head, shape.num_value_heads,
-                    place.rows, kChunk);
-  if constexpr (kGated) copy_flat_async(sums, args.prepared.gates + slot * (3 * kChunk), kVectorBytes);
+                    place.rows, 128);
+  if constexpr (kGated)
+    copy_flat_async<kGradientThreads, kVectorBytes>(sums, args.prepared.gates + slot * (3 * kChunk));
 
   // Products of dO and F with E give the weights (eq. 8) and, on the diagonal, the gradient of beta.
   uint32_t fragments[kChunk / 16][4];  // of the weights, times the factors of the write key
@@ -364,12 +367,12 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
     write_shared(decay_rows + kStraddlingRow * kVectorBytes + threadIdx.x * 4, sum);
   }
 
-  copy_rows_async<kChunk>(q, rows_at(args.in.q, place.token, place.key_head), args.in.q.token_stride,
+  copy_rows_async<kGradientThreads>(q, rows_at(args.in.q, place.token, place.key_head), args.in.q.token_stride,
                           place.rows, shape.key_size);
-  copy_rows_async<kChunk>(k, rows_at(args.in.k, place.token, place.key_head), args.in.k.token_stride,
+  copy_rows_async<kGradientThreads>(k, rows_at(args.in.k, place.token, place.key_head), args.in.k.token_stride,
                           place.rows, shape.key_size);
   if (own_write_key)
-    copy_rows_async<kChunk>(w, rows_at(args.in.write_key, place.token, head), args.in.write_key.token_stride,
+    copy_rows_async<kGradientThreads>(w, rows_at(args.in.write_key, place.token, head), args.in.write_key.token_stride,
                             place.rows, shape.key_size);
   if (value_tiles > 1) copy_error(0);
   arrived();

@@ -73,7 +73,7 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
     state.round(rounded);
     float x[kChunk / 8][4] = {};
     float o[kChunk / 8][4] = {};
-    Products::begin();
+    Products::begin(x, o);
     Products::template add_times_rows<KP>(x, rounded, stage.k, lane);
     Products::end();
     Products::template add_times_rows<KP>(o, rounded, stage.q, lane);
@@ -101,7 +101,7 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
         x[n][3] = high.y - reading.y * x[n][3];
       }
     }
-    correct<Products, false>(x, stage, args.prepared.inverse_scale[slot], lane);
+    correct<Products, false>(x, stage, lane);
     Products::template wait<0>(o);
 
     uint32_t rows[kChunk / 16][4];
@@ -112,7 +112,7 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
     });
     if constexpr (kDecay == Decay::kScalar)
       scale_columns(o, [&](int n) { return stage.from_start_pair(n, lane); });
-    Products::begin();
+    Products::begin(o);
     Products::template add_times_lower<false>(o, rows, stage.pairs, lane);
     Products::end();
     if constexpr (kDecay != Decay::kNone) state.decay(stage, lane);
@@ -124,10 +124,10 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
         const float2 to_end = stage.to_end_pair(n, lane);
         return make_float2(beta.x * writing.x * to_end.x, beta.y * writing.y * to_end.y);
       });
-      Products::begin();
+      Products::begin(state.value);
       Products::template add_outer<KP>(state.value, to_end_rows, stage.w, lane);
     } else {
-      Products::begin();
+      Products::begin(state.value);
       Products::template add_outer<KP>(state.value, rows, stage.w, lane);
     }
     Products::end();

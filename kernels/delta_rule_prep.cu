@@ -129,15 +129,15 @@ __global__ void __launch_bounds__(kPrepareThreads)
   const uint32_t maxima = vectors + 2 * kVectorBytes;  // [4] by warp
   const uint32_t sums = vectors + 3 * kVectorBytes;    // G
 
-  copy_rows_async<kChunk>(q, rows_at(args.in.q, place.token, place.key_head), args.in.q.token_stride,
-                          place.rows, shape.key_size);
-  copy_rows_async<kChunk>(k, rows_at(args.in.k, place.token, place.key_head), args.in.k.token_stride,
-                          place.rows, shape.key_size);
+  copy_rows_async<kPrepareThreads>(q, rows_at(args.in.q, place.token, place.key_head), args.in.q.token_stride,
+                                   place.rows, shape.key_size);
+  copy_rows_async<kPrepareThreads>(k, rows_at(args.in.k, place.token, place.key_head), args.in.k.token_stride,
+                                   place.rows, shape.key_size);
   if (own_write_key)
-    copy_rows_async<kChunk>(w, rows_at(args.in.write_key, place.token, head), args.in.write_key.token_stride,
-                            place.rows, shape.key_size);
+    copy_rows_async<kPrepareThreads>(w, rows_at(args.in.write_key, place.token, head),
+                                     args.in.write_key.token_stride, place.rows, shape.key_size);
   copy_vector_async(beta, args.in.beta + place.token * shape.num_value_heads + head, shape.num_value_heads,
-                    place.rows, kChunk);
+                    place.rows, 0);
   copy_async_commit();
   if (kGated && warp == 0) sum_log_decays(args, place, slot, sums, lane);
   copy_async_wait<0>();

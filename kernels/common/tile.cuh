@@ -1,10 +1,10 @@
 // Matrices of 16-bit numbers in shared memory and how fragments are read from them (common/mma.cuh).
 //
 // RowTile: 64 rows of Columns numbers as they lie in global memory, in panels of 64 columns. A row of a panel
-// is 128 bytes, its 16-byte pieces exchanged so that the eight rows of a block fall into different banks; of a
-// tile aligned to 1024 bytes this is the tensor cores' 128-byte swizzle. BlockTile: 8x8 blocks one after the other, 128
-// bytes each; a register a lane of a block is 128 contiguous bytes in memory, so accumulators go out and come
-// back without a transposition. Workspaces use it.
+// is 128 bytes, its 16-byte pieces exchanged so that the eight rows of a block fall into different banks; of
+// a tile aligned to 1024 bytes this is the tensor cores' 128-byte swizzle. BlockTile: 8x8 blocks one after
+// the other, 128 bytes each; a register a lane of a block is 128 contiguous bytes in memory, so accumulators
+// go out and come back without a transposition. Workspaces use it.
 #pragma once
 
 #include "kernels/common/mma.cuh"
@@ -73,32 +73,54 @@ __device__ void load_a_of_columns(uint32_t (&out)[4], const Tile& tile, int m0, 
   load_blocks_transposed(out, tile.piece(k0 + (lane >> 4) * 8 + (lane & 7), m0 + ((lane >> 3) & 1) * 8));
 }
 
-/// Queues the copy of `Rows` rows from global memory, zeros from row `rows` and column `columns` (a multiple
-/// of 8) on. `source` and `row_stride` (in numbers) are multiples of 16 bytes.
-template <int Rows, int Columns>
+/// threadIdx.x, read anew: what copies derive from it is not kept in registers around a loop that needs them.
+__device__ inline int copying_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+/// Queues the copy of 64 rows from global memory by a block of `Threads`, zeros from row `rows` and column
+/// `columns` (a multiple of 8) on. `source` and `row_stride` (in numbers) are multiples of 16 bytes.
+template <int Threads, int Columns>
 __device__ void copy_rows_async(const RowTile<Columns>& tile, const __nv_bfloat16* source, int64_t row_stride,
                                 int rows, int columns) {
-  for (int piece = static_cast<int>(threadIdx.x); piece < Rows * (Columns / 8);
-       piece += static_cast<int>(blockDim.x)) {
-    const int row = piece / (Columns / 8);
-    const int column = piece % (Columns / 8) * 8;
-    const bool valid = row < rows && column < columns;
-    copy_async_16(tile.piece(row, column), valid ? source + row * row_stride + column : source, valid);
+  constexpr int kPieces = Columns / 8;  // of a row
+  constexpr int kStep = Threads / kPieces;
+  static_assert(kStep % 8 == 0);  // so that a thread's pieces lie at equal distances
+  const int thread = copying_thread();
+  const int column = thread % kPieces * 8;
+  const int first = thread / kPieces;
+  const uint32_t target = tile.piece(first, column);
+  const int limit = column < columns ? rows : 0;
+  const __nv_bfloat16* from = source + first * row_stride + column;
+#pragma unroll
+  for (int row = 0; row < 64; row += kStep) {
+    const bool valid = first + row < limit;
+    copy_async_16(target + row * 128, valid ? from : source, valid);
+    from += kStep * row_stride;
   }
 }
 
-/// Queues the copy of `bytes` (a multiple of 16) as they lie.
-__device__ inline void copy_flat_async(uint32_t target, const void* source, int bytes) {
-  for (int offset = static_cast<int>(threadIdx.x) * 16; offset < bytes;
-       offset += static_cast<int>(blockDim.x) * 16)
-    copy_async_16(target + offset, static_cast<const char*>(source) + offset, true);
+/// Queues the copy of `Bytes` (a multiple of 16) as they lie, by a block of `Threads`.
+template <int Threads, int Bytes>
+__device__ void copy_flat_async(uint32_t target, const void* source) {
+  const int thread = copying_thread();
+  const char* from = static_cast<const char*>(source) + thread * 16;
+  target += thread * 16;
+#pragma unroll
+  for (int offset = 0; offset < Bytes; offset += Threads * 16)
+    if (offset + Threads * 16 <= Bytes || offset + thread * 16 < Bytes)
+      copy_async_16(target + offset, from + offset, true);
 }
 
-/// Queues the copy of numbers source[i * stride] for i < count, zeros up to `size`.
+/// Queues the copy of numbers source[i * stride] for i < count, zeros up to 64, by the 64 threads from
+/// `first` on.
 __device__ inline void copy_vector_async(uint32_t target, const float* source, int64_t stride, int count,
-                                         int size) {
-  for (int i = static_cast<int>(threadIdx.x); i < size; i += static_cast<int>(blockDim.x))
-    copy_async_4(target + i * 4, i < count ? source + i * stride : source, i < count);
+                                         int first) {
+  const int i = copying_thread() - first;
+  if (i < 0 || i >= 64) return;
+  copy_async_4(target + i * 4, i < count ? source + i * stride : source, i < count);
 }
 
 __device__ inline float4 read_shared_4(uint32_t address) {

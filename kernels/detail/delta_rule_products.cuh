@@ -2,48 +2,23 @@
 // of a warpgroup (9.0): the same operands and sums in registers, the other operand in shared memory.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/common/wgmma.cuh"
 #include "kernels/detail/delta_rule_chunk.cuh"
 
 namespace osdn::kernels {
 
-/// Queues the copy of a triangle from a workspace, whose order is TriangleTile's.
-__device__ inline void copy_triangle_async(const TriangleTile& tile, const void* source) {
-  copy_flat_async(tile.base, source, TriangleTile::kBytes);
-}
-/// The same to a square, whose upper blocks keep what they hold.
-__device__ inline void copy_triangle_async(const RowTile<kChunk>& tile, const void* source) {
-  for (int piece = static_cast<int>(threadIdx.x); piece < TriangleTile::kBytes / 16;
-       piece += static_cast<int>(blockDim.x)) {
-    const int block = piece / 32;
-    const int block_row = (block >= 1) + (block >= 3) + (block >= 6);
-    const int block_column = block - TriangleTile::block(block_row, 0);
-    const int row = block_row * 16 + ((piece >> 4) & 1) * 8 + (piece & 7);
-    copy_async_16(tile.piece(row, block_column * 16 + ((piece >> 3) & 1) * 8),
-                  static_cast<const char*>(source) + piece * 16, true);
-  }
-}
-
-/// `call(0)`, .. `call(Count - 1)` with the number as a type.
-template <int Count, typename Call>
-__device__ void for_constants(const Call& call) {
-  if constexpr (Count > 0) {
-    for_constants<Count - 1>(call);
-    call(std::integral_constant<int, Count - 1>{});
-  }
-}
-
 /// Products of one warp's 16 rows: done when the call returns.
 struct WarpProducts {
   using Triangle = TriangleTile;
   static constexpr int kTriangleBytes = TriangleTile::kBytes;
+  /// Where the `piece`-th 16 bytes of a triangle of a workspace belong.
+  __device__ static uint32_t triangle_offset(int piece) { return piece * 16; }
   static constexpr bool kWarpgroup = false;
   static constexpr bool kAvailable = true;
 
   __device__ static void publish_shared() {}
-  __device__ static void begin() {}
+  template <typename... Sums>
+  __device__ static void begin(Sums&...) {}
   __device__ static void end() {}
   template <int Pending, int Blocks>
   __device__ static void wait(float (&)[Blocks][4]) {}
@@ -122,15 +97,27 @@ struct WarpProducts {
   }
 };
 
-/// The same by a warpgroup, 64 rows: queued between `begin` and `end`, done after `wait`.
+/// The same by a warpgroup, 64 rows: queued between `begin`, which is given the sums that they add to, and
+/// `end`; done after `wait`.
 struct WarpgroupProducts {
   using Triangle = RowTile<kChunk>;  // with zeros above the diagonal: sums of one shape need no order
   static constexpr int kTriangleBytes = kSquareBytes;
+  __device__ static uint32_t triangle_offset(int piece) {
+    const int block = piece / 32;
+    const int block_row = (block >= 1) + (block >= 3) + (block >= 6);
+    const int block_column = block - TriangleTile::block(block_row, 0);
+    return RowTile<kChunk>{0}.piece(block_row * 16 + ((piece >> 4) & 1) * 8 + (piece & 7),
+                                    block_column * 16 + ((piece >> 3) & 1) * 8);
+  }
   static constexpr bool kWarpgroup = true;
   static constexpr bool kAvailable = OSDN_WGMMA != 0;  // in this pass of the compiler
 
   __device__ static void publish_shared() { wgmma_publish_shared(); }
-  __device__ static void begin() { wgmma_fence(); }
+  template <typename... Sums>
+  __device__ static void begin(Sums&... sums) {
+    (wgmma_pin(sums), ...);
+    wgmma_fence();
+  }
   __device__ static void end() { wgmma_commit(); }
   template <int Pending, int Blocks>
   __device__ static void wait(float (&sums)[Blocks][4]) {
@@ -142,39 +129,38 @@ struct WarpgroupProducts {
   template <int KP>
   __device__ static void add_times_rows(float (&out)[kChunk / 8][4], const uint32_t (&rows)[KP / 16][4],
                                         const RowTile<KP>& tile, int) {
-    for_constants<KP / 16>([&](auto k) {
-      wgmma_bf16<kChunk, false>(out, rows[decltype(k)::value], wgmma_rows(tile, decltype(k)::value * 16));
-    });
+    const WgmmaOperand b = wgmma_rows(tile);
+#pragma unroll
+    for (int k = 0; k < KP / 16; ++k) wgmma_bf16<kChunk, false>(out, rows[k], b.at(wgmma_row_step(k * 16)));
   }
 
   template <bool kHalf>
   __device__ static void add_times_lower(float (&out)[kChunk / 8][4], const uint32_t (&rows)[kChunk / 16][4],
                                          const RowTile<kChunk>& tile, int) {
-    for_constants<kChunk / 16>([&](auto k) {
-      multiply<kHalf, false>(out, rows[decltype(k)::value], wgmma_rows(tile, decltype(k)::value * 16));
-    });
+    const WgmmaOperand b = wgmma_rows(tile);
+#pragma unroll
+    for (int k = 0; k < kChunk / 16; ++k) multiply<kHalf, false>(out, rows[k], b.at(wgmma_row_step(k * 16)));
   }
 
   template <bool kHalf>
   __device__ static void add_times_upper(float (&out)[kChunk / 8][4], const uint32_t (&rows)[kChunk / 16][4],
                                          const RowTile<kChunk>& tile, int) {
-    for_constants<kChunk / 16>([&](auto k) {
-      multiply<kHalf, true>(out, rows[decltype(k)::value], wgmma_columns(tile, decltype(k)::value * 16));
-    });
+    const WgmmaOperand b = wgmma_columns(tile);
+#pragma unroll
+    for (int k = 0; k < kChunk / 16; ++k) multiply<kHalf, true>(out, rows[k], b.at(k * 16 * 128));
   }
 
   template <int KP>
   __device__ static void add_outer(float (&out)[KP / 8][4], const uint32_t (&rows)[kChunk / 16][4],
                                    const RowTile<KP>& tile, int) {
-    for_constants<kChunk / 16>([&](auto k) {
-      wgmma_bf16<KP, true>(out, rows[decltype(k)::value], wgmma_columns(tile, decltype(k)::value * 16));
-    });
+    const WgmmaOperand b = wgmma_columns(tile);
+#pragma unroll
+    for (int k = 0; k < kChunk / 16; ++k) wgmma_bf16<KP, true>(out, rows[k], b.at(k * 16 * 128));
   }
 
  private:
   template <bool kHalf, bool kTransposed>
-  __device__ static void multiply(float (&out)[kChunk / 8][4], const uint32_t (&a)[4],
-                                  const WgmmaOperand& b) {
+  __device__ static void multiply(float (&out)[kChunk / 8][4], const uint32_t (&a)[4], uint64_t b) {
     if constexpr (kHalf)
       wgmma_fp16<kChunk, kTransposed>(out, a, b);
     else

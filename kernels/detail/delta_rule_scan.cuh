@@ -19,13 +19,15 @@ enum class Decay { kNone, kScalar, kChannel };
 /// The tiles of one chunk in shared memory. `value` holds V in forward, dO in the reverse scan.
 template <int KP, int Warps, Decay kDecay, class Products>
 struct ScanStage {
+  static constexpr int kThreads = Warps * 32;
   static constexpr int kValues = Warps * kWarpChannels;
   static constexpr int kKeyBytes = kChunk * KP * 2;
   static constexpr int kValueBytes = kChunk * kValues * 2;
   static constexpr int kSolveBytes = 3 * Products::kTriangleBytes;
-  static constexpr int kVectorsBytes = 3 * kVectorBytes + (kDecay == Decay::kScalar    ? 2 * kVectorBytes
-                                                           : kDecay == Decay::kChannel ? KP * 4
-                                                                                       : 0);
+  static constexpr int kVectorsBytes = 3 * kVectorBytes + 16 +
+                                       (kDecay == Decay::kScalar    ? 2 * kVectorBytes
+                                        : kDecay == Decay::kChannel ? KP * 4
+                                                                    : 0);
 
   /// A multiple of 1024, as are the places of all tiles that tensor cores read themselves.
   static constexpr int bytes(bool own_write_key) {
@@ -37,6 +39,7 @@ struct ScanStage {
   RowTile<kValues> value;
   typename Products::Triangle inverse, remainder, pairs;  // Y in two parts; q . w
   uint32_t q_rstd, k_rstd, beta;                          // addresses of [64] floats
+  uint32_t inverse_scale;                                 // of Y
   uint32_t write_scale;                                   // of [64] floats or 0: 1
   uint32_t decay;  // scalar: of exp G, exp(G_C - G) [2, 64]; channel: exp(G_C) [KP]
 
@@ -51,8 +54,9 @@ struct ScanStage {
         q_rstd(inverse.base + kSolveBytes),
         k_rstd(q_rstd + kVectorBytes),
         beta(k_rstd + kVectorBytes),
+        inverse_scale(beta + kVectorBytes),
         write_scale(own_write_key ? 0 : k_rstd),
-        decay(beta + kVectorBytes) {}
+        decay(inverse_scale + 16) {}
 
   /// What copies leave as it is: zeros above the diagonals.
   __device__ void clear() const {
@@ -85,29 +89,47 @@ struct ScanStage {
                              const DeltaRuleRows& values, const float* chunk_decay, const ChunkPlace& place,
                              int first_channel) const {
     const DeltaRuleShape& shape = in.shape;
-    copy_rows_async<kChunk>(q, rows_at(in.q, place.token, place.key_head), in.q.token_stride, place.rows,
-                            shape.key_size);
-    copy_rows_async<kChunk>(k, rows_at(in.k, place.token, place.key_head), in.k.token_stride, place.rows,
-                            shape.key_size);
-    copy_rows_async<kChunk>(value, rows_at(values, place.token, place.head) + first_channel,
-                            values.token_stride, place.rows, shape.value_size - first_channel);
+    copy_rows_async<kThreads>(k, rows_at(in.k, place.token, place.key_head), in.k.token_stride, place.rows,
+                              shape.key_size);
+    copy_rows_async<kThreads>(q, rows_at(in.q, place.token, place.key_head), in.q.token_stride, place.rows,
+                              shape.key_size);
+    copy_rows_async<kThreads>(value, rows_at(values, place.token, place.head) + first_channel,
+                              values.token_stride, place.rows, shape.value_size - first_channel);
     if (write_scale == 0)
-      copy_rows_async<kChunk>(w, rows_at(in.write_key, place.token, place.head), in.write_key.token_stride,
-                              place.rows, shape.key_size);
+      copy_rows_async<kThreads>(w, rows_at(in.write_key, place.token, place.head), in.write_key.token_stride,
+                                place.rows, shape.key_size);
     const int64_t slot = place.slot(shape);
-    const __half* solve = prepared.inverse + slot * (2 * kDeltaRuleTriangle);
-    copy_triangle_async(inverse, solve);
-    copy_triangle_async(remainder, solve + kDeltaRuleTriangle);
-    copy_triangle_async(pairs, prepared.pairs + slot * kDeltaRuleTriangle);
+    copy_triangles(prepared.inverse + slot * (2 * kDeltaRuleTriangle),
+                   prepared.pairs + slot * kDeltaRuleTriangle);
     const int64_t key_row = place.token * shape.num_key_heads + place.key_head;
-    copy_vector_async(q_rstd, prepared.q_rstd + key_row, shape.num_key_heads, place.rows, kChunk);
-    copy_vector_async(k_rstd, prepared.k_rstd + key_row, shape.num_key_heads, place.rows, kChunk);
+    copy_vector_async(q_rstd, prepared.q_rstd + key_row, shape.num_key_heads, place.rows, 0);
+    copy_vector_async(k_rstd, prepared.k_rstd + key_row, shape.num_key_heads, place.rows, kThreads / 2);
     copy_vector_async(beta, in.beta + place.token * shape.num_value_heads + place.head, shape.num_value_heads,
-                      place.rows, kChunk);
+                      place.rows, kThreads / 2 - 64);
+    if (threadIdx.x == kThreads - 1) copy_async_4(inverse_scale, prepared.inverse_scale + slot, true);
     if constexpr (kDecay == Decay::kScalar)
-      copy_flat_async(decay, prepared.gates + (slot * 3 + 1) * kChunk, 2 * kVectorBytes);
-    if constexpr (kDecay == Decay::kChannel) copy_flat_async(decay, chunk_decay + slot * KP, KP * 4);
+      copy_flat_async<kThreads, 2 * kVectorBytes>(decay, prepared.gates + (slot * 3 + 1) * kChunk);
+    if constexpr (kDecay == Decay::kChannel)
+      copy_flat_async<kThreads, KP * 4>(decay, chunk_decay + slot * KP);
     copy_async_commit();
+  }
+
+ private:
+  /// Both parts of Y and the pairs.
+  __device__ void copy_triangles(const __half* solve, const __nv_bfloat16* products) const {
+    constexpr int kPieces = TriangleTile::kBytes / 16;
+    const int thread = copying_thread();
+#pragma unroll
+    for (int first = 0; first < 3 * kPieces; first += kThreads) {
+      const int piece = first + thread;
+      if (piece >= 3 * kPieces) break;
+      const int matrix = piece / kPieces;
+      const char* from = matrix < 2 ? reinterpret_cast<const char*>(solve)
+                                    : reinterpret_cast<const char*>(products) - 2 * TriangleTile::kBytes;
+      copy_async_16(inverse.base + matrix * Products::kTriangleBytes +
+                        Products::triangle_offset(piece - matrix * kPieces),
+                    from + piece * 16, true);
+    }
   }
 };
 
@@ -197,12 +219,12 @@ __device__ void scale_columns(float (&x)[kChunk / 8][4], const Factor& factor) {
   }
 }
 
-/// A power of two that brings this warp's values below the limit of fp16: 1 unless they are beyond it.
-__device__ inline float half_scale(float largest) {
-  if (!__any_sync(0xffffffffu, largest > kLargestHalf)) return 1.0f;
+/// n of the power 2^-n that brings this warp's values below the limit of fp16: 0 unless they are beyond it.
+__device__ inline float half_exponent(float largest) {
+  if (!__any_sync(0xffffffffu, largest > kLargestHalf)) return 0.0f;
   for (int distance = 16; distance > 0; distance /= 2)
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-  return isinf(largest) ? 1.0f : exp2f(-ceilf(log2f(largest / kLargestHalf)));
+  return isinf(largest) ? 0.0f : ceilf(log2f(largest / kLargestHalf));
 }
 
 /// Accumulators of 16 rows and 64 columns, scaled by `factor(block)` (a pair of columns), as bf16 A
@@ -223,7 +245,7 @@ __device__ void round_scaled(uint32_t (&out)[kChunk / 16][4], const float (&x)[k
 
 /// x - Y (beta x), transposed (eq. 11), or x - Y^T (beta x) (eq. 12).
 template <class Products, bool kTransposed, class Stage>
-__device__ void correct(float (&x)[kChunk / 8][4], const Stage& stage, float inverse_scale, int lane) {
+__device__ void correct(float (&x)[kChunk / 8][4], const Stage& stage, int lane) {
   uint32_t scaled[kChunk / 16][4];  // -beta x in fp16
   float largest = 0.0f;
 #pragma unroll
@@ -232,7 +254,8 @@ __device__ void correct(float (&x)[kChunk / 8][4], const Stage& stage, float inv
 #pragma unroll
     for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(x[n][i] * (i & 1 ? beta.y : beta.x)));
   }
-  const float scale = half_scale(largest);
+  const float exponent = half_exponent(largest);
+  const float scale = exp2f(-exponent);
 #pragma unroll
   for (int k = 0; k < kChunk / 16; ++k) {
 #pragma unroll
@@ -245,12 +268,12 @@ __device__ void correct(float (&x)[kChunk / 8][4], const Stage& stage, float inv
     }
   }
   // Y and beta x are stored divided by powers of two; the sum is taken in units of their product.
-  const float unit = inverse_scale / scale;
+  const float unit = read_shared(stage.inverse_scale) * exp2f(exponent);
   if (unit != 1.0f) {
     const float inverse_unit = 1.0f / unit;
     scale_columns(x, [&](int) { return make_float2(inverse_unit, inverse_unit); });
   }
-  Products::begin();
+  Products::begin(x);
   if constexpr (kTransposed) {
     Products::template add_times_upper<true>(x, scaled, stage.inverse, lane);
     Products::template add_times_upper<true>(x, scaled, stage.remainder, lane);

@@ -59,6 +59,7 @@ void generate(const Options& options) {
   const bool streams = prompts.size() == 1 && !options.json;
   if (streams) print(prompts[0].text);
   int64_t num_new = 0;
+  uint64_t state_bytes = 0;
   for (size_t begin = 0; begin < prompts.size(); begin += options.batch) {
     const size_t end = std::min(begin + options.batch, prompts.size());
     std::vector<TextStream> texts(end - begin, TextStream(options.stops));
@@ -79,6 +80,7 @@ void generate(const Options& options) {
       const std::string rest = text.finish();
       const model::Continuation& continuation = continuations[i - begin];
       num_new += static_cast<int64_t>(continuation.tokens.size());
+      state_bytes = std::max(state_bytes, continuation.state_bytes);
       if (options.json) {
         const Json record = {{"index", i},
                              {"prompt", prompts[i].text},
@@ -86,6 +88,7 @@ void generate(const Options& options) {
                              {"finish", finish_name(continuation, text)},
                              {"prompt_tokens", ids[i].size()},
                              {"new_tokens", continuation.tokens.size()},
+                             {"state_bytes", continuation.state_bytes},
                              {"token_ids", continuation.tokens}};
         print(record.dump() + "\n");
       } else if (streams) {
@@ -96,9 +99,10 @@ void generate(const Options& options) {
     }
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-  log::info("{} new tokens for {} prompts in {:.2f} s, {:.1f} tokens/s ({}, step {})", num_new,
-            prompts.size(), seconds, static_cast<double>(num_new) / seconds, describe_computation(open),
-            open.step);
+  log::info(
+      "{} new tokens for {} prompts in {:.2f} s, {:.1f} tokens/s, state {:.3f} MB a sequence ({}, step {})",
+      num_new, prompts.size(), seconds, static_cast<double>(num_new) / seconds,
+      static_cast<double>(state_bytes) / 1e6, describe_computation(open), open.step);
 }
 
 void add_sampling_options(CLI::App& command, Options* options) {

@@ -1,5 +1,6 @@
 #include "model/delta_memory.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -30,26 +31,33 @@ std::vector<ParameterSpec> DeltaMemory::specs(const config::Model& config, const
 
 namespace delta_memory_detail {
 
-/// Sequence by sequence, so that each has the bits that it has alone. The op's loops on a CPU see to that by
-/// themselves; a decay per channel goes through products over all sequences at once.
+// The op's chunk; generate.cpp cuts long prompts at multiples of it.
+constexpr int64_t kPiece = 64;
+
+/// Sequence by sequence and piece by piece, so that each has the bits that it has alone and in any slices.
+/// The op's loops on a CPU see to that by themselves; a decay per channel goes through products over all at
+/// once.
 ops::DeltaRuleOutput each_alone(const ops::DeltaRuleArgs& args) {
   const std::vector<int64_t>& offsets = args.sequences->host_offsets();
   std::vector<at::Tensor> reads;
   std::vector<at::Tensor> states;
   for (size_t s = 0; s + 1 < offsets.size(); ++s) {
-    const int64_t count = offsets[s + 1] - offsets[s];
-    const auto rows = [&](const at::Tensor& all) {
-      return all.defined() ? all.narrow(0, offsets[s], count) : all;
-    };
-    ops::DeltaRuleArgs one = args;
-    for (at::Tensor* tensor : {&one.q, &one.k, &one.v, &one.beta, &one.write_key, &one.log_decay})
-      *tensor = rows(*tensor);
-    if (args.initial_state.defined())
-      one.initial_state = args.initial_state.narrow(0, static_cast<int64_t>(s), 1);
-    one.sequences = ops::Sequences::make({0, count}, args.q.device());
-    const ops::DeltaRuleOutput out = ops::delta_rule(one);
-    reads.push_back(out.o);
-    states.push_back(out.final_state);
+    at::Tensor state = args.initial_state;  // [1, HV, K, V] or undefined
+    if (state.defined()) state = state.narrow(0, static_cast<int64_t>(s), 1);
+    int64_t begin = offsets[s];
+    do {  // once for a sequence without tokens, which has a state as well
+      const int64_t count = std::min(kPiece, offsets[s + 1] - begin);
+      ops::DeltaRuleArgs one = args;
+      for (at::Tensor* tensor : {&one.q, &one.k, &one.v, &one.beta, &one.write_key, &one.log_decay})
+        if (tensor->defined()) *tensor = tensor->narrow(0, begin, count);
+      one.initial_state = state;
+      one.sequences = ops::Sequences::make({0, count}, args.q.device());
+      const ops::DeltaRuleOutput out = ops::delta_rule(one);
+      reads.push_back(out.o);
+      state = out.final_state;
+      begin += count;
+    } while (begin < offsets[s + 1]);
+    states.push_back(state);
   }
   return {.o = at::cat(reads), .final_state = at::cat(states)};
 }
@@ -85,7 +93,7 @@ at::Tensor DeltaMemory::forward(const Input& input, MixerCall& call) const {
                                 .sequences = call.sequences,
                                 .l2_normalize = l2_normalize_};
   const bool by_channel = input.log_decay.defined() && input.log_decay.dim() == 3;
-  const bool apart = call.state && by_channel && input.q.is_cpu() && call.sequences->num_sequences() > 1;
+  const bool apart = call.state && by_channel && input.q.is_cpu();
   const ops::DeltaRuleOutput rule = apart ? delta_memory_detail::each_alone(args) : ops::delta_rule(args);
   if (call.state) {
     call.state->scale = scan.final_d.defined() ? scan.final_d.detach() : at::Tensor();

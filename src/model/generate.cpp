@@ -163,6 +163,7 @@ std::vector<Continuation> generate(const LanguageModel& model, const std::vector
   DecodeState state = prefill(model, prompts, device, options.tokens_at_once);
   for (int64_t position = 0;; ++position) {
     const at::Tensor logits = next_logits(model, state);  // [active, V]
+    const uint64_t carried = state_bytes(state);
     std::vector<int64_t> rows;
     TokenIds next;
     for (size_t row = 0; row < active.size(); ++row) {
@@ -172,6 +173,7 @@ std::vector<Continuation> generate(const LanguageModel& model, const std::vector
                        logits.size(1), options.sampling, present[prompt], keys[prompt], position);
       Continuation& result = results[prompt];
       result.tokens.push_back(token);
+      result.state_bytes = carried;
       present[prompt].push_back(token);
       const bool ended = on_token && on_token(active[row], token);
       const auto& stops = options.stop_tokens;

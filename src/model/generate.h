@@ -63,6 +63,7 @@ enum class Finish { kLength, kStopToken, kCallback };
 struct Continuation {
   TokenIds tokens;  // new ones, a stop token included
   Finish finish = Finish::kLength;
+  uint64_t state_bytes = 0;  // what the sequence carried from token to token at its end
 };
 
 /// Called for every new token of every prompt; returning true ends that sequence.

@@ -31,6 +31,7 @@ TEST_CASE("a trained run continues a prompt, the same for the same seed", "[gene
   CHECK(first.exit_code == 0);
   CHECK(first.out.rfind("The baker", 0) == 0);
   CHECK(first.out.size() > 12);
+  check_mentions(first.err, {"MB a sequence"});
   CHECK(generate({"--prompt", "The baker", "--seed", "3"}).out == first.out);
   CHECK(generate({"--prompt", "The baker", "--seed", "4"}).out != first.out);
 }
@@ -55,6 +56,7 @@ TEST_CASE("prompts of unequal length give in a batch what each gives alone", "[g
       CHECK(alone[0]["text"] == together[i]["text"]);
       CHECK(together[i]["index"] == i);
       CHECK(together[i]["new_tokens"] == together[i]["token_ids"].size());
+      CHECK(together[i]["state_bytes"] == together[0]["state_bytes"]);
     }
     CHECK(together[1]["prompt_tokens"] == 1);  // bos
   }

@@ -85,8 +85,9 @@ at::Tensor decay_gate(const at::Tensor& a, const Weight& log_rate, const Weight&
                     a.defined() ? c10::str(a.sizes()) : "none");
   check_dtype(kOp, "a", a, {at::kFloat, at::kBFloat16, at::kDouble});
   const at::ScalarType type = accumulation_type(a.scalar_type());
-  check_weight(kOp, "log_rate", log_rate, {a.size(1)}, {type}, a);
-  check_weight(kOp, "bias", bias, {a.dim() == 3 ? a.size(1) * a.size(2) : a.size(1)}, {type}, a);
+  check_weight(kOp, "log_rate", log_rate, {a.size(1)}, {a.scalar_type(), type}, a);
+  check_weight(kOp, "bias", bias, {a.dim() == 3 ? a.size(1) * a.size(2) : a.size(1)}, {a.scalar_type(), type},
+               a);
   if (lower_bound && !(*lower_bound < 0))
     throw UserError("{}: lower_bound: expected a number below 0, got {}", kOp, *lower_bound);
   const at::Tensor anchor = gradient_anchor(log_rate.sink.defined() ? log_rate : bias);

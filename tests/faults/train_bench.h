@@ -27,7 +27,7 @@ class TrainBench : public Bench {
   }
 
   Outcome train(const Plan& plan) const {
-    return run(plan, [&] { return osdn::train::train(config(), {}); });
+    return run(plan, [&] { return osdn::train::train(config(), {}, {}); });
   }
   std::string run_folder() const { return work() + "/runs/small"; }
   std::string checkpoints() const { return run_folder() + "/checkpoints"; }

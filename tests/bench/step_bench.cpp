@@ -2,7 +2,10 @@
 // and of the layer's own ops at its shapes, all layers together, so that the rows add up to shares of the
 // step.
 #include <cmath>
+#include <filesystem>
 #include <memory>
+#include <string>
+#include <system_error>
 
 #include "apps/bench/case.h"
 #include "config/yaml.h"
@@ -28,10 +31,19 @@ struct StepSetup {
   ops::SequencesPtr sequences;
 };
 
+/// In the source tree the program was built from, else beside the program, as a bundle has it.
+std::string shipped_config(const std::string& name) {
+  const std::string in_source = OSDN_SOURCE_DIR "/configs/" + name;
+  std::error_code ignored;
+  if (std::filesystem::exists(in_source, ignored)) return in_source;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  return (program.parent_path().parent_path() / "configs" / name).string();
+}
+
 std::shared_ptr<StepSetup> make_setup(const std::string& file, int64_t vocab_size, int64_t rows,
                                       int64_t length, at::Device device) {
   auto setup = std::make_shared<StepSetup>();
-  setup->config = config::load(OSDN_SOURCE_DIR "/configs/" + file, {});
+  setup->config = config::load(shipped_config(file), {});
   setup->rows = rows;
   const config::Model& model = setup->config.model;
   setup->arena = std::make_unique<optim::ParameterArena>(

@@ -85,8 +85,7 @@ class Supervisor {
     else if (!failure.curable)
       log::error("starting again would not help: correct that first");
     else if (attempt >= options_.max_restarts)
-      log::error("the job was started again {} time{} (distributed.max_restarts: {}) and ends", attempt,
-                 attempt == 1 ? "" : "s", options_.max_restarts);
+      log::error("no restart is left (distributed.max_restarts: {})", options_.max_restarts);
     else
       log::warning("starting all processes again from the newest checkpoint (restart {} of {})", attempt + 1,
                    options_.max_restarts);

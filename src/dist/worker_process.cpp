@@ -64,6 +64,13 @@ std::string tail(int descriptor, uint64_t begin) {
   return text;
 }
 
+/// Without the time that lines of a log begin with: "2026-11-30 02:04:00.018 ".
+std::string without_time(const std::string& line) {
+  const size_t end = line.find_first_not_of("0123456789-:. ");
+  const bool dated = end != std::string::npos && end > 18 && line[4] == '-' && line[13] == ':';
+  return dated ? line.substr(end) : line;
+}
+
 std::string telling_line(const std::string& text) {
   std::string last;
   std::string error;
@@ -75,6 +82,7 @@ std::string telling_line(const std::string& text) {
     if (line.find(" error ") != std::string::npos || line.rfind("error ", 0) == 0) error = line;
   }
   std::string& told = error.empty() ? last : error;
+  told = without_time(told);
   if (told.size() > kQuotedBytes) told = told.substr(0, kQuotedBytes) + " ...";
   return told;
 }

@@ -69,9 +69,10 @@ inline pid_t process_of_rank(int rank, const std::string& mark) {
   return 0;
 }
 
-/// Of a job that was started by `launcher` on its own: its child with that rank.
-inline pid_t worker_of(pid_t launcher, int rank) {
-  for (int attempt = 0; attempt < 2000; ++attempt) {
+/// Of a job that was started by `launcher` on its own: its child with that rank; 0 when there is none in 5 ms
+/// times `attempts`.
+inline pid_t worker_of(pid_t launcher, int rank, int attempts = 2000) {
+  for (int attempt = 0; attempt < attempts; ++attempt) {
     std::ifstream children(fmt::format("/proc/{}/task/{}/children", launcher, launcher));
     for (pid_t child = 0; children >> child;) {
       std::ifstream file(fmt::format("/proc/{}/environ", child));

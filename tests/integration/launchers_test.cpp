@@ -326,7 +326,7 @@ TEST_CASE("torchrun starts a job of two ranks, and again after one died", "[laun
   const t::RunFolder folder;
   t::Process job(
       {"/bin/sh", "-c",
-       fmt::format("exec {} --nproc-per-node 2 --master-port 0 --max-restarts 1 --no-python {} train "
+       fmt::format("exec {} --standalone --nproc-per-node 2 --max-restarts 1 --no-python {} train "
                    "small.yaml --set train.steps=60 --set evaluation.every_steps=1000000",
                    torchrun, OSDN_BINARY)},
       folder.path(), {{"OMP_NUM_THREADS", "1"}, {"OSDN_TEST_MARK", folder.path()}});

@@ -103,7 +103,7 @@ TEST_CASE("what a user can get wrong gets one clear message and the right exit c
       {{"data.tokenizer=small.yaml"}, 4, {"small.yaml"}},
       {{"data.train=[small.yaml]"}, 4, {"small.yaml"}},
       {{"model.vocab_size=100"}, 2, {"vocab_size", "512"}},
-      {{"model.backbone=kda"}, 2, {"backbone", "delta_net"}},
+      {{"model.backbone=mamba"}, 2, {"backbone", "delta_net"}},
   };
   for (const Mistake& mistake : mistakes) {
     const test::ProcessResult result = folder.train(mistake.overrides);

@@ -39,6 +39,14 @@ at::Tensor full_logits(const LanguageModel& model, const TokenIds& tokens) {
 
 SmallModel small_model(const config::Model& model) { return SmallModel(model, at::kCPU, /*training=*/false); }
 
+/// A test case that calls it runs for each of them.
+config::Model one_of_each_backbone() {
+  using config::Retention;
+  return GENERATE(test::small_config(true, true),
+                  test::with_osdn(test::small_gated_delta_net(), Retention::kStateGate),
+                  test::with_osdn(test::small_kda(), Retention::kOwnGate), test::small_transformer());
+}
+
 /// Softmax attention adds up in another order when keys come in pieces: equal to rounding, not to the bit.
 bool has_attention(const config::Model& model) {
   return config::is_attention_layer(model, 0) || config::is_attention_layer(model, 1);
@@ -190,8 +198,7 @@ TEST_CASE("a prompt's state and logits have the same bits alone and beside other
 }
 
 TEST_CASE("continuations do not depend on the batch, greedy or sampled", "[generate]") {
-  const config::Model model = GENERATE(test::small_config(true, true), test::small_gated_delta_net(),
-                                       test::small_kda(), test::small_transformer());
+  const config::Model model = one_of_each_backbone();
   const SmallModel small = small_model(model);
   const std::vector<TokenIds> prompts = {
       {1, 2, 3}, {4}, random_tokens(70, 8), {9, 8, 7, 6, 5, 4, 3, 2, 1, 0}};
@@ -233,7 +240,7 @@ TEST_CASE("greedy decoding picks the most likely token of the full forward", "[g
 }
 
 TEST_CASE("nothing stays behind from an earlier request", "[generate]") {
-  const SmallModel small = small_model(true, true);
+  const SmallModel small = small_model(one_of_each_backbone());
   const GenerateOptions options{.max_new_tokens = 20, .seed = 2};
   const std::vector<TokenIds> a = {random_tokens(30, 1)};
   const std::vector<TokenIds> b = {random_tokens(50, 2), {1}};
@@ -246,7 +253,7 @@ TEST_CASE("nothing stays behind from an earlier request", "[generate]") {
 }
 
 TEST_CASE("a saved prefix is continued many times, each as if it had been read afresh", "[generate]") {
-  const SmallModel small = small_model(true, true);
+  const SmallModel small = small_model(one_of_each_backbone());
   const TokenIds prefix = random_tokens(50, 3);
   const std::vector<TokenIds> suffixes = {random_tokens(20, 4), random_tokens(33, 5)};
   const DecodeState saved = prefill(small.model(), {prefix}, at::kCPU);

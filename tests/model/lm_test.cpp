@@ -1,9 +1,11 @@
 #include "model/lm.h"
 
+#include <map>
 #include <set>
 
 #include "model/init.h"
 #include "ops/residual_stats.h"
+#include "optim/adamw.h"
 #include "tests/model/small_model.h"
 #include "tests/support/test.h"
 
@@ -194,6 +196,51 @@ TEST_CASE("every trained parameter receives a gradient", "[lm]") {
   for (const auto& slot : small.arena().slots()) {
     INFO(slot.spec.name);
     CHECK(small.arena().gradient(slot.spec.name).abs().max().item<double>() > 0);
+  }
+}
+
+TEST_CASE("a token without any signal leaves every backbone finite", "[lm]") {
+  // Its q, k and v are 0: normalisation, gates and the OSDN scan meet the zero vector, in whole documents of
+  // it.
+  for (const test::Variant& variant : test::variants()) {
+    INFO(variant.name);
+    SmallModel small(variant.model);
+    small.arena().master("model.embeddings.weight")[7].zero_();
+    at::Tensor ids = test::random_ids(80, 1);
+    ids.narrow(0, 0, 20).fill_(7);
+    ids[50] = 7;
+    ForwardCall call{.sequences = ops::Sequences::make({0, 20, 80}, at::kCPU), .collect_statistics = true};
+    const at::Tensor loss = small.model().loss(ids, test::random_ids(80, 2), call);
+    torch::autograd::backward({loss}, {});
+    CHECK(at::isfinite(loss).item<bool>());
+    CHECK(at::isfinite(small.arena().gradients()).all().item<bool>());
+    for (const at::Tensor& layer : call.statistics) CHECK(!at::isnan(layer).any().item<bool>());
+  }
+}
+
+TEST_CASE("a step without gradients shrinks exactly the parameters that decay", "[lm]") {
+  for (const test::Variant& variant : test::variants()) {
+    INFO(variant.name);
+    SmallModel small(variant.model);
+    std::map<std::string, at::Tensor> before;
+    for (const auto& slot : small.arena().slots())
+      before[slot.spec.name] = small.arena().master(slot.spec.name).clone();
+    small.arena().zero_gradients();
+    optim::adamw_step(small.arena(), {.weight_decay = 0.1}, 0.1, 1, 1.0);
+    for (const auto& slot : small.arena().slots()) {
+      const std::string& name = slot.spec.name;
+      INFO(name);
+      const bool is_matrix = name.find("_proj") != std::string::npos ||
+                             name.find("conv1d") != std::string::npos || name == "model.embeddings.weight" ||
+                             name == "lm_head.weight";
+      const bool decays = is_matrix && name.find(".bias") == std::string::npos &&
+                          name.find("osgm_a_proj") == std::string::npos;
+      const at::Tensor after = small.arena().master(name);
+      if (decays)
+        test::check_close("shrunk", after, before[name] * 0.99, 1e-6);
+      else
+        CHECK(at::equal(after, before[name]));
+    }
   }
 }
 

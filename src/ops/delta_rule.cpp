@@ -134,7 +134,8 @@ class DeltaRuleFunction : public torch::autograd::Function<DeltaRuleFunction> {
     ctx->set_materialize_grads(false);
     torch::autograd::variable_list saved = inputs;
     saved.insert(saved.end(), {result.inverse, result.error, result.states, result.q_rstd, result.k_rstd,
-                               result.inverse_scale, result.pairs, result.gates, result.key_pairs});
+                               result.inverse_scale, result.pairs, result.gates, result.key_pairs,
+                               result.decayed_rows, result.chunk_decay, result.anchored});
     ctx->save_for_backward(saved);
     ctx->saved_data["settings"] = at::IValue::make_capsule(settings);
     return {result.o, result.final_state};
@@ -156,7 +157,10 @@ class DeltaRuleFunction : public torch::autograd::Function<DeltaRuleFunction> {
                        .inverse_scale = saved[12],
                        .pairs = saved[13],
                        .gates = saved[14],
-                       .key_pairs = saved[15]};
+                       .key_pairs = saved[15],
+                       .decayed_rows = saved[16],
+                       .chunk_decay = saved[17],
+                       .anchored = saved[18]};
     const auto run = given.problem.on_kernel_path() ? backward_kernel
                      : given.problem.on_cpu_path()  ? backward_cpu
                                                     : backward_aten;

@@ -49,6 +49,10 @@ struct Forward {
   at::Tensor pairs;
   at::Tensor gates;      // with a scalar decay
   at::Tensor key_pairs;  // likewise
+  // With a decay by channel (kernels/delta_rule_channel.h).
+  at::Tensor decayed_rows;  // [3, N, HV, K] q, k and write key
+  at::Tensor chunk_decay;
+  at::Tensor anchored;
 };
 
 /// In the accumulation dtype. Gradients of q and k are with respect to the normalised vectors, summed over
@@ -85,6 +89,10 @@ void set_portable_kernels(bool portable);
 Forward forward_kernel(const Problem& problem, bool keep);
 Gradients backward_kernel(const Problem& problem, const Forward& kept, const at::Tensor& d_o,
                           const at::Tensor& d_final);
+/// Their part for a decay by channel.
+Forward forward_channel_kernel(const Problem& problem, bool keep);
+Gradients backward_channel_kernel(const Problem& problem, const Forward& kept, const at::Tensor& d_o,
+                                  const at::Tensor& d_final);
 
 /// The chunk length of the ATen form: a power of two of at most `largest`, no longer than the longest
 /// sequence needs.

@@ -1,0 +1,59 @@
+// What the passes with a decay a key channel share on the device.
+#pragma once
+
+#include "kernels/detail/delta_rule_chunk.cuh"
+#include "kernels/detail/delta_rule_launch.h"
+
+namespace osdn::kernels {
+
+constexpr int kSubBlock = 16;  // tokens between anchors
+constexpr int kSubBlocks = kChunk / kSubBlock;
+constexpr float kLog2E = 1.4426950408889634f;
+
+/// One anchor in the middle of a sub-block serves its rows and columns while no channel decays by more than
+/// this over either half of it: factors stay below e^44, far inside the range of bf16.
+constexpr float kLargestAnchoredExponent = 44.0f;
+
+/// 2^x, 0 below the range of fp32.
+__device__ inline float exp2_approx(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+/// A pair of bf16 times a pair of factors, rounded.
+__device__ inline uint32_t scaled_pair(uint32_t pair, float low, float high) {
+  const float2 x = unpack_bf16(pair);
+  return pack_bf16(x.x * low, x.y * high);
+}
+
+/// Where the log-decay of a channel at a row of the chunk lies.
+__device__ inline int64_t log_decay_at(const DeltaRuleShape& shape, const ChunkPlace& place, int row,
+                                       int channel) {
+  return ((place.token + row) * shape.num_value_heads + place.head) * shape.key_size + channel;
+}
+
+/// The log-decays of two neighbouring channels at a row of the chunk; 0 beyond the chunk and the key.
+__device__ inline float2 log_decay_pair(const float* log_decay, const DeltaRuleShape& shape,
+                                        const ChunkPlace& place, int row, int channel) {
+  if (row >= place.rows || channel >= shape.key_size) return make_float2(0.0f, 0.0f);
+  return __ldg(reinterpret_cast<const float2*>(log_decay + log_decay_at(shape, place, row, channel)));
+}
+
+/// Sixteen rows of a tile, by one warp, to [N, HV, columns] in global memory.
+template <int Columns>
+__device__ void store_sub_block(__nv_bfloat16* target, const RowTile<Columns>& tile, int first_row,
+                                const ChunkPlace& place, int num_heads, int columns, int lane) {
+  __syncwarp();
+#pragma unroll
+  for (int round = 0; round < kSubBlock * (Columns / 8) / 32; ++round) {
+    const int piece = round * 32 + lane;
+    const int row = first_row + piece / (Columns / 8);
+    const int column = piece % (Columns / 8) * 8;
+    if (row < place.rows && column < columns)
+      *reinterpret_cast<uint4*>(target + ((place.token + row) * num_heads + place.head) * columns + column) =
+          read_shared_piece(tile.piece(row, column));
+  }
+}
+
+}  // namespace osdn::kernels

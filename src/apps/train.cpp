@@ -7,6 +7,7 @@
 #include "config/yaml.h"
 #include "dist/launch.h"
 #include "dist/launch_node.h"
+#include "tensor/device.h"
 #include "train/trainer.h"
 
 namespace osdn::apps {
@@ -37,6 +38,10 @@ ExitCode train_or_launch(const TrainOptions& options) {
   if (!launch.node) return train::train(config, launch.process, train_command_line(options));
 
   if (num_gpus < 0) count_gpus();
+  if (num_gpus == 0 && config.run.device == config::Device::kCuda)
+    throw EnvironmentError(
+        "run.device: expected a visible GPU for cuda, found none ({}); use run.device: cpu or auto",
+        no_gpu_reason());
   if (num_gpus > 0 && launch.node->processes > num_gpus)
     throw UserError(
         "{} processes on this node (--processes, distributed.processes_per_node) want a GPU each, {} {} "

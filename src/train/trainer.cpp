@@ -109,9 +109,12 @@ Trainer::Trainer(config::Config config, const dist::LaunchEnvironment& launched,
                                             std::chrono::seconds(config_.distributed.timeout_seconds))) {
   make_deterministic();
   if (device_.is_cpu()) share_cores(launched.local_world_size);
-  expect_same(*communicator_, "the configuration", config::dump(config_), [&](const std::string& first) {
+  // How data is prepared is no part of a training, and its paths tell where a process was started.
+  config::Config compared = config_;
+  compared.prepare = {};
+  expect_same(*communicator_, "the configuration", config::dump(compared), [&](const std::string& first) {
     std::string found;
-    for (const std::string& key : config::differences(config::load_text(first, "rank 0", {}), config_))
+    for (const std::string& key : config::differences(config::load_text(first, "rank 0", {}), compared))
       found += (found.empty() ? "" : "; ") + key;
     return found;
   });

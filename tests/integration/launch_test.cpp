@@ -136,21 +136,24 @@ TEST_CASE("a rank killed with -9 is named, all start again and end with the bits
   t::check_equals_straight_job(folder);
 }
 
-TEST_CASE("when the restarts are used up the job ends with the failure's exit code and says so",
-          "[launch][dist]") {
+TEST_CASE(
+    "when the restarts are used up the job ends with the failure's exit code and quotes the rank's last "
+    "words",
+    "[launch][dist]") {
   namespace t = launch_integration;
   const t::RunFolder folder;
   const auto job = t::start_two(folder, {"distributed.max_restarts=0", "train.steps=100000"});
   const pid_t rank_0 = t::worker_of(job->id(), 0);
   const pid_t rank_1 = t::worker_of(job->id(), 1);
   REQUIRE(t::wait_for_step(*job, folder.run(), 3));
-  ::kill(rank_0, SIGSEGV);
+  ::kill(rank_1, SIGSEGV);
   const test::ProcessResult result = job->wait();
   INFO(result.err);
   CHECK(result.exit_code == 5);
-  t::check_mentions(
-      result.err, {"rank 0 (process ", "died of SIGSEGV", "its last line: ", "distributed.max_restarts: 0"});
-  CHECK(t::is_gone(rank_1));
+  t::check_mentions(result.err, {"rank 1 (process ", "died of SIGSEGV; its last line: error died of SIGSEGV",
+                                 "distributed.max_restarts: 0"});
+  t::check_mentions(read_file(folder.run() + "/log_rank_1.txt"), {"died of SIGSEGV"});
+  CHECK(t::is_gone(rank_0));
 }
 
 TEST_CASE("what a restart cannot cure ends the job at once, told by the rank that met it", "[launch][dist]") {
@@ -160,6 +163,11 @@ TEST_CASE("what a restart cannot cure ends the job at once, told by the rank tha
   CHECK(result.exit_code == 2);
   t::check_mentions(result.err, {"nowhere/*.h5", "ended with exit code 2", "starting again would not help"});
   CHECK(result.err.find("restart 1") == std::string::npos);
+  const test::ProcessResult no_gpu =
+      t::start_two(folder, {"run.device=cuda"}, {"--processes", "2"}, {{"CUDA_VISIBLE_DEVICES", ""}})->wait();
+  CHECK(no_gpu.exit_code == 3);
+  t::check_mentions(no_gpu.err, {"run.device", "GPU"});
+  CHECK(no_gpu.err.find("starting ranks") == std::string::npos);
   const test::ProcessResult uneven = t::start_two(folder, {}, {"--processes", "3"})->wait();
   CHECK(uneven.exit_code == 2);
   t::check_mentions(uneven.err, {"train.global_batch_tokens", "3 processes"});
@@ -330,6 +338,100 @@ TEST_CASE("launchers of several nodes that cannot meet say what is missing, with
   CHECK(second->wait().exit_code == 3);
 }
 
+TEST_CASE("launchers of two nodes train one run, and a signal to any of them stops all", "[launch][dist]") {
+  namespace t = launch_integration;
+  const t::RunFolder folder;
+  const TemporaryDirectory output[2];
+  const int port = t::free_port();
+  const auto launch = [&](int node) {
+    std::vector<std::string> arguments = {OSDN_BINARY,
+                                          "train",
+                                          folder.path() + "/small.yaml",
+                                          "--processes",
+                                          "1",
+                                          "--nodes",
+                                          "2",
+                                          "--node-rank",
+                                          std::to_string(node),
+                                          "--master",
+                                          fmt::format("127.0.0.1:{}", port)};
+    for (const std::string& override : t::endless()) arguments.insert(arguments.end(), {"--set", override});
+    for (const std::string& part : {"data.train=[" + folder.path() + "/shards/train-*.h5]",
+                                    "data.validation=[" + folder.path() + "/shards/valid-*.h5]",
+                                    "data.tokenizer=" + folder.path() + "/shards/tokenizer.model",
+                                    "run.directory=" + folder.path() + "/runs"})
+      arguments.insert(arguments.end(), {"--set", part});
+    return std::make_unique<test::Process>(arguments, output[node].path(),
+                                           test::EnvironmentPairs{{"OMP_NUM_THREADS", "1"}});
+  };
+  const auto node_1 = launch(1);
+  const auto node_0 = launch(0);
+  const bool trained = t::wait_for_step(*node_0, folder.run(), 3);
+  node_1->signal(SIGTERM);
+  const test::ProcessResult first = node_0->wait();
+  const test::ProcessResult second = node_1->wait();
+  INFO(first.err << second.err);
+  REQUIRE(trained);
+  CHECK(first.exit_code == 143);
+  CHECK(second.exit_code == 143);
+  t::check_stopped(folder);
+  CHECK(read_json(folder.run() + "/environment.json")["world_size"].get<int>() == 2);
+}
+
+TEST_CASE("of four ranks one that stands still at the start or while it saves ends the job in time",
+          "[launch][slow]") {
+  namespace t = launch_integration;
+  for (const bool at_start : {true, false}) {
+    const t::RunFolder folder;
+    // A checkpoint every step: it is stopped during one, or between two.
+    const auto job =
+        t::start_two(folder,
+                     {"distributed.timeout_seconds=4", "distributed.max_restarts=0", "train.steps=100000",
+                      "checkpoint.every_steps=1", "train.micro_batch_sequences=2"},
+                     {"--processes", "4"});
+    const pid_t rank_2 = t::worker_of(job->id(), 2);
+    if (!at_start) {
+      REQUIRE(t::wait_for_step(*job, folder.run(), 3));
+    }
+    const auto stopped_at = t::Clock::now();
+    ::kill(rank_2, SIGSTOP);
+    const test::ProcessResult result = job->wait();
+    INFO(result.err);
+    CHECK(result.exit_code == 3);
+    CHECK(t::Clock::now() - stopped_at < std::chrono::seconds(4 + 20));
+    t::check_mentions(result.err, {"rank 2 (process ", "is stopped (SIGSTOP", " of 4"});
+    CHECK(t::is_gone(rank_2));
+  }
+}
+
+TEST_CASE("a node whose node 0 is gone ends in time and says so", "[launch][slow]") {
+  namespace t = launch_integration;
+  const t::RunFolder folder;
+  const TemporaryDirectory output;
+  const int port = t::free_port();
+  const auto more = [&](int node) {
+    return std::vector<std::string>{"--processes", "1",
+                                    "--nodes",     "2",
+                                    "--node-rank", std::to_string(node),
+                                    "--master",    fmt::format("127.0.0.1:{}", port)};
+  };
+  std::vector<std::string> overrides = t::endless();
+  overrides.push_back("distributed.timeout_seconds=3");
+  const auto node_0 = t::start_two(folder, overrides, more(0));
+  std::string line = "cd " + folder.path() + " && exec " + OSDN_BINARY;
+  for (const std::string& word : folder.train_arguments(overrides)) line += " " + word;
+  for (const std::string& word : more(1)) line += " " + word;
+  test::Process node_1({"/bin/sh", "-c", line}, output.path(), {{"OMP_NUM_THREADS", "1"}});
+  REQUIRE(t::wait_for_step(*node_0, folder.run(), 3));
+  node_0->signal(SIGKILL);
+  const auto killed_at = t::Clock::now();
+  const test::ProcessResult result = node_1.wait();
+  INFO(result.err);
+  CHECK(result.exit_code == 3);
+  CHECK(t::Clock::now() - killed_at < std::chrono::seconds(25));
+  t::check_mentions(result.err, {"rank 1 of 2, step ", "launcher of node 0 at 127.0.0.1"});
+}
+
 TEST_CASE("kill -9 of any rank at random moments, and the job still ends with the bits of an undisturbed one",
           "[launch][slow]") {
   namespace t = launch_integration;
@@ -352,6 +454,16 @@ TEST_CASE("kill -9 of any rank at random moments, and the job still ends with th
     t::check_equals_straight_job(folder);
   }
   CHECK(num_kills >= 20);
+}
+
+TEST_CASE("more processes than GPUs are refused before any is started", "[launch][cuda]") {
+  namespace t = launch_integration;
+  const t::RunFolder folder;
+  const test::ProcessResult result =
+      t::start_two(folder, {}, {"--processes", "2"}, {{"CUDA_VISIBLE_DEVICES", "0"}})->wait();
+  CHECK(result.exit_code == 2);
+  t::check_mentions(result.err, {"2 processes on this node", "1 is visible"});
+  CHECK(result.err.find("starting ranks") == std::string::npos);
 }
 
 }  // namespace osdn

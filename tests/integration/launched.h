@@ -19,14 +19,17 @@ namespace osdn::test {
 
 using EnvironmentPairs = std::vector<std::pair<std::string, std::string>>;
 
-/// `osdn train` with two processes on this node, in the background. Overrides as of --set.
+/// `osdn train` with two processes on this node, or what `more` says, in the background. Overrides as of
+/// --set.
 inline std::unique_ptr<Process> start_two(const RunFolder& folder,
                                           const std::vector<std::string>& overrides = {},
-                                          const std::vector<std::string>& more = {"--processes", "2"}) {
+                                          const std::vector<std::string>& more = {"--processes", "2"},
+                                          EnvironmentPairs environment = {}) {
   std::vector<std::string> arguments = folder.train_arguments(overrides);
   arguments.insert(arguments.begin(), OSDN_BINARY);
   arguments.insert(arguments.end(), more.begin(), more.end());
-  return std::make_unique<Process>(arguments, folder.path(), EnvironmentPairs{{"OMP_NUM_THREADS", "1"}});
+  environment.emplace_back("OMP_NUM_THREADS", "1");
+  return std::make_unique<Process>(arguments, folder.path(), environment);
 }
 
 /// Until `reached`, while the process runs; false when that does not come.

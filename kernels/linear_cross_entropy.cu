@@ -74,7 +74,7 @@ struct RowPart {
 };
 
 template <typename T, int Threads, int Held>
-__global__ void __launch_bounds__(Threads)
+__global__ void __launch_bounds__(Threads, 1024 / Threads)
     cross_entropy_kernel(const __grid_constant__ LinearCrossEntropyArgs args) {
   constexpr int V = kVector<T>;
   __shared__ float buffers[2][Threads / kWarpSize];

@@ -32,9 +32,11 @@ struct Shape {
   static constexpr int C = Vectors;
   static constexpr int V = kVector<T>;
   static constexpr int kGroups = kThreads / L;  // rows of a block at a time
-  static constexpr int kBlocks = C == 1 ? 132 * 8 : 132 * 2;
-  static int64_t blocks(int64_t num_rows) {
-    return std::clamp<int64_t>((num_rows + kGroups - 1) / kGroups, 1, kBlocks);
+  // Blocks that an H200 holds at once.
+  static constexpr int kForwardBlocks = 132 * (C == 1 ? 6 : 3);
+  static constexpr int kBackwardBlocks = 132 * (C == 1 ? 6 : 2);
+  static int64_t blocks(int64_t num_rows, int most) {
+    return std::clamp<int64_t>((num_rows + kGroups - 1) / kGroups, 1, most);
   }
 };
 
@@ -86,7 +88,7 @@ __device__ void store(void* array, int64_t row, const Place<S>& place, int c, co
 }
 
 template <typename S>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 3)
     forward_kernel(const __grid_constant__ RmsNormForwardArgs args) {
   extern __shared__ float weight[];  // [D]
   __shared__ float sums[2][kThreads / kWarpSize];
@@ -110,7 +112,10 @@ __global__ void __launch_bounds__(kThreads, 2)
         float other[S::V];
         load(args.residual, row, place, c).unpack(other);
 #pragma unroll
-        for (int i = 0; i < S::V; ++i) z[c][i] += other[i];
+        for (int i = 0; i < S::V; ++i) {
+          z[c][i] += other[i];
+          if (args.round_sum) z[c][i] = static_cast<float>(static_cast<typename S::Type>(z[c][i]));
+        }
       }
       if (in.gate != nullptr) gates[c] = load(in.gate, row, place, c);
 #pragma unroll
@@ -260,8 +265,10 @@ void check_width(const RmsNormInputs& in) {
 }  // namespace rms_norm_detail
 
 int64_t rms_norm_num_partials(int64_t num_rows, int64_t width, bool bf16) {
-  return rms_norm_detail::dispatch(width, bf16,
-                                   [&](auto shape) { return decltype(shape)::blocks(num_rows); });
+  return rms_norm_detail::dispatch(width, bf16, [&](auto shape) {
+    using S = decltype(shape);
+    return S::blocks(num_rows, S::kBackwardBlocks);
+  });
 }
 
 void launch(const RmsNormForwardArgs& args, CUstream_st* stream) {
@@ -270,7 +277,7 @@ void launch(const RmsNormForwardArgs& args, CUstream_st* stream) {
   if (args.in.num_rows == 0) return;
   detail::dispatch(args.in.width, args.in.bf16, [&](auto shape) {
     using S = decltype(shape);
-    const auto blocks = static_cast<unsigned>(S::blocks(args.in.num_rows));
+    const auto blocks = static_cast<unsigned>(S::blocks(args.in.num_rows, S::kForwardBlocks));
     const auto bytes = static_cast<size_t>(args.in.width) * sizeof(float);
     detail::forward_kernel<S><<<blocks, detail::kThreads, bytes, stream>>>(args);
   });
@@ -282,7 +289,7 @@ void launch(const RmsNormBackwardArgs& args, CUstream_st* stream) {
   detail::check_width(args.in);
   detail::dispatch(args.in.width, args.in.bf16, [&](auto shape) {
     using S = decltype(shape);
-    const auto blocks = static_cast<unsigned>(S::blocks(args.in.num_rows));
+    const auto blocks = static_cast<unsigned>(S::blocks(args.in.num_rows, S::kBackwardBlocks));
     const auto bytes = static_cast<size_t>(args.in.width) * sizeof(float);
     const auto kernel =
         args.in.gate != nullptr ? detail::backward_kernel<S, true> : detail::backward_kernel<S, false>;

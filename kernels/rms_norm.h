@@ -31,6 +31,7 @@ struct RmsNormInputs {
 struct RmsNormForwardArgs {
   RmsNormInputs in;
   const void* residual = nullptr;  // [R, D] added to x before; null: none
+  bool round_sum = false;          // the norm of the sum as it is written, else of the sum in fp32
   float eps = 0;
   void* y = nullptr;      // [R, D] written
   void* sum = nullptr;    // [R, D] written where there is a residual: the rounded sum

@@ -16,8 +16,6 @@ namespace osdn::kernels {
 namespace short_conv_detail {
 namespace {
 
-constexpr int kBackwardBatch = 4;
-
 /// The open input gradients of a walk.
 template <typename T, int W>
 struct OpenGradients {
@@ -78,6 +76,8 @@ __device__ void sum_gradient(const Walk<T, W>& walk, const float (&taps)[W][V], 
 template <typename T, int W>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const __grid_constant__ ShortConvBackwardArgs args, int64_t tile) {
+  using Queue = RowQueue<T, 2>;  // x, dy
+  __shared__ typename Queue::Storage storage;
   const ShortConvInputs& in = args.in;
   const int64_t channel = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * V;
   const int64_t first = blockIdx.x * tile;
@@ -89,40 +89,38 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t part_begin = part == 0 ? 0 : args.d_y[part - 1].end;
   const int64_t dy_stride = args.d_y[part].token_stride;
   const T* dy = static_cast<const T*>(args.d_y[part].data);
-  if (dy != nullptr) dy += channel - part_begin;
-  const T* x = static_cast<const T*>(in.x) + channel;
+  const int64_t stop = min(in.num_tokens, last + W - 1);
+  Queue queue{.storage = storage,
+              .arrays = {static_cast<const T*>(in.x) + first * in.x_stride + channel,
+                         dy == nullptr ? nullptr : dy + first * dy_stride + channel - part_begin},
+              .strides = {in.x_stride, dy_stride},
+              .num_rows = stop - first};
+  queue.start();
 
   float taps[W][V];
   load_taps<W>(in, channel, taps);
   Walk<T, W> walk(in, channel, sequence, first);
   OpenGradients<T, W> gradients{.args = args, .first = first, .last = last, .open = {}};
   float d_taps[W][V] = {};
-  const int64_t stop = min(in.num_tokens, last + W - 1);
   bool done = false;
-  for (int64_t token = first; token < stop && !done; token += kBackwardBatch) {
-    Row<T, V> x_rows[kBackwardBatch];
-    Row<T, V> dy_rows[kBackwardBatch] = {};
+  for (int64_t batch = 0; first + batch * Queue::kBatch < stop && !done; ++batch) {
+    queue.advance(batch);
 #pragma unroll
-    for (int u = 0; u < kBackwardBatch; ++u) {
-      if (token + u >= stop) continue;
-      x_rows[u] = load_row<T, V>(x + (token + u) * in.x_stride);
-      if (dy != nullptr) dy_rows[u] = load_row<T, V>(dy + (token + u) * dy_stride);
-    }
-#pragma unroll
-    for (int u = 0; u < kBackwardBatch; ++u) {
-      if (token + u >= stop || done) continue;
-      if (token + u == walk.end) {
-        gradients.close(walk, token + u);
-        done = token + u >= last;
-        if (done) continue;
+    for (int u = 0; u < Queue::kBatch; ++u) {
+      const int64_t token = first + batch * Queue::kBatch + u;
+      if (token >= stop || done) break;
+      if (token == walk.end) {
+        gradients.close(walk, token);
+        done = token >= last;
+        if (done) break;
         walk.next_sequence();
       }
       float input[V];
-      float dsum[V];
-      x_rows[u].unpack(input);
-      dy_rows[u].unpack(dsum);
+      float dsum[V] = {};
+      load_row<T, V>(queue.place(0, batch, u)).unpack(input);
+      if (dy != nullptr) load_row<T, V>(queue.place(1, batch, u)).unpack(dsum);
       sum_gradient<T, W>(walk, taps, input, dsum);
-      if (token + u < last) {  // (eq. 5)
+      if (token < last) {  // (eq. 5)
 #pragma unroll
         for (int i = 0; i < V; ++i) {
 #pragma unroll
@@ -130,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
           d_taps[W - 1][i] = fmaf(dsum[i], input[i], d_taps[W - 1][i]);
         }
       }
-      gradients.push(walk, token + u, taps, dsum);
+      gradients.push(walk, token, taps, dsum);
       walk.push(input);
     }
   }

@@ -1,6 +1,7 @@
 // Forward of the short convolution (docs/ops/short_conv.md, eq. 1-2). Grid: (token tiles, channel blocks); a
 // thread owns four neighbouring channels and walks over the tokens of its tile with the last W - 1 inputs in
-// registers, eight rows in flight. Memory-bound: x read once, y written once. Any architecture from sm_80.
+// registers and the next ones on their way to shared memory. Memory-bound: x read once, y written once. Any
+// architecture from sm_80.
 #include <cuda_bf16.h>
 
 #include <type_traits>
@@ -18,36 +19,41 @@ constexpr int64_t kForwardTile = 64;
 template <typename T, int W>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(const __grid_constant__ ShortConvForwardArgs args) {
+  using Queue = RowQueue<T, 1>;
+  __shared__ typename Queue::Storage storage;
   const ShortConvInputs& in = args.in;
   const int64_t channel = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * V;
   const int64_t first = blockIdx.x * kForwardTile;
   const int64_t last = min(in.num_tokens, first + kForwardTile);
+  const bool active = channel < in.num_channels;
+  Queue queue{.storage = storage,
+              .arrays = {active ? static_cast<const T*>(in.x) + first * in.x_stride + channel : nullptr},
+              .strides = {in.x_stride},
+              .num_rows = last - first};
+  queue.start();
   const int64_t sequence = sequence_of(in.offsets, in.num_sequences, first);
-  if (channel >= in.num_channels) return;
+  if (!active) return;
   float taps[W][V];
   load_taps<W>(in, channel, taps);
   Walk<T, W> walk(in, channel, sequence, first);
-  const T* x = static_cast<const T*>(in.x) + channel;
   T* y = static_cast<T*>(args.y) + channel;
-  for (int64_t token = first; token < last; token += kBatch) {
-    Row<T, V> rows[kBatch];
+  for (int64_t batch = 0; batch * Queue::kBatch < last - first; ++batch) {
+    queue.advance(batch);
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u)
-      if (token + u < last) rows[u] = load_row<T, V>(x + (token + u) * in.x_stride);
-#pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      if (token + u >= last) break;
-      if (token + u == walk.end) walk.next_sequence();
+    for (int u = 0; u < Queue::kBatch; ++u) {
+      const int64_t token = first + batch * Queue::kBatch + u;
+      if (token >= last) break;
+      if (token == walk.end) walk.next_sequence();
       float input[V];
       float output[V];
-      rows[u].unpack(input);
+      load_row<T, V>(queue.place(0, batch, u)).unpack(input);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const float sum = walk.filter(taps, input, i);
         output[i] = in.silu ? sum * sigmoid(sum) : sum;  // (eq. 2)
       }
       walk.push(input);
-      store_row<T, V>(y + (token + u) * in.num_channels, output, true);
+      store_row<T, V>(y + token * in.num_channels, output, true);
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "base/cuda.h"
+#include "kernels/common/mma.cuh"
 #include "kernels/common/warp.cuh"
 #include "kernels/short_conv.h"
 
@@ -15,7 +16,61 @@ namespace osdn::kernels::short_conv_detail {
 
 constexpr int V = kShortConvChannels;
 constexpr int kThreads = 128;
-constexpr int kBatch = 8;  // rows that are loaded together
+
+/// Rows on their way to a thread: copied asynchronously into its own places in shared memory, kStages - 1
+/// batches ahead of the one that it works on. No thread reads what another one copied: no barriers.
+template <typename T, int Arrays>
+struct RowQueue {
+  static constexpr int kStages = 4;
+  static constexpr int kRows = 128 / (V * static_cast<int>(sizeof(T)));  // a thread's: 128 bytes an array
+  static constexpr int kBatch = kRows / kStages;
+  struct Storage {
+    alignas(16) T rows[Arrays][kRows][kThreads][V];
+  };
+
+  Storage& storage;
+  const T* arrays[Arrays];  // at the first row and the thread's channels; null: not copied
+  int64_t strides[Arrays];
+  int64_t num_rows;
+
+  /// Row u of a batch.
+  __device__ T* place(int array, int64_t batch, int u) {
+    return storage.rows[array][batch % kStages * kBatch + u][threadIdx.x];
+  }
+
+  __device__ void request(int64_t batch) {
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      const int64_t row = batch * kBatch + u;
+#pragma unroll
+      for (int a = 0; a < Arrays; ++a)
+        if (row < num_rows && arrays[a] != nullptr)
+          copy_async(place(a, batch, u), arrays[a] + row * strides[a]);
+    }
+    copy_async_commit();
+  }
+
+  __device__ void start() {
+    for (int64_t batch = 0; batch + 1 < kStages; ++batch) request(batch);
+  }
+
+  /// Requests the batch that comes kStages - 1 later and waits for this one.
+  __device__ void advance(int64_t batch) {
+    request(batch + kStages - 1);
+    copy_async_wait<kStages - 1>();
+  }
+
+ private:
+  static __device__ void copy_async(T* target, const T* source) {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(target));
+    if constexpr (V * sizeof(T) == 16)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(source) : "memory");
+    else
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2;\n" ::"r"(address), "l"(source),
+                   "n"(V * sizeof(T))
+                   : "memory");
+  }
+};
 
 /// The last sequence that begins at or before `token`: it holds the token. All lanes of a warp take part, 32
 /// bounds a step.

@@ -47,36 +47,49 @@ Block::Block(const config::Model& config, int64_t layer, const WeightSource& wei
   down_ = weights(prefix + "mlp.down_proj.weight");
 }
 
-at::Tensor Block::mix(const at::Tensor& r, MixerCall& call) const {
-  return mixer_->forward(ops::rms_norm(r, attn_norm_, norm_eps_), call);
-}
-
-at::Tensor Block::finish(const at::Tensor& mixed, const at::Tensor& r) const {
+Stream Block::finish(const at::Tensor& mixed, const at::Tensor& r) const {
   const ops::AddRmsNormOutput middle = ops::add_rms_norm(mixed, r, mlp_norm_, norm_eps_);
-  return middle.sum + ops::linear(ops::swiglu(ops::linear(middle.normalized, gate_up_)), down_);
+  return {.branch = ops::linear(ops::swiglu(ops::linear(middle.normalized, gate_up_)), down_),
+          .residual = middle.sum};
 }
 
-at::Tensor Block::forward(const at::Tensor& r, MixerCall& call, config::Recompute recompute) const {
+Stream Block::whole(const Stream& stream, MixerCall& call) const {
+  const ops::AddRmsNormOutput before =
+      ops::carry_rms_norm(stream.branch, stream.residual, attn_norm_, norm_eps_);
+  return finish(mixer_->forward(before.normalized, call), before.sum);
+}
+
+Stream Block::forward(const Stream& stream, MixerCall& call, config::Recompute recompute) const {
   // The repetition in backward wants gradients only: no statistics, no state.
   const MixerCall repeated{.sequences = call.sequences};
   switch (recompute) {
     case config::Recompute::kNone:
-      return finish(mix(r, call), r);
-    case config::Recompute::kMixer:
-      return finish(run_and_recompute(
-                        r, [&](const at::Tensor& input) { return mix(input, call); },
-                        [this, repeated](const at::Tensor& input) {
-                          MixerCall again = repeated;
-                          return mix(input, again);
-                        }),
-                    r);
-    case config::Recompute::kBlock:
-      return run_and_recompute(
-          r, [&](const at::Tensor& input) { return finish(mix(input, call), input); },
+      return whole(stream, call);
+    case config::Recompute::kMixer: {
+      const ops::AddRmsNormOutput before =
+          ops::carry_rms_norm(stream.branch, stream.residual, attn_norm_, norm_eps_);
+      const at::Tensor mixed = run_and_recompute(
+          before.normalized, [&](const at::Tensor& input) { return mixer_->forward(input, call); },
           [this, repeated](const at::Tensor& input) {
             MixerCall again = repeated;
-            return finish(mix(input, again), input);
+            return mixer_->forward(input, again);
           });
+      return finish(mixed, before.sum);
+    }
+    case config::Recompute::kBlock: {
+      const auto sum = [](const Stream& s) {
+        return s.branch.defined() ? s.branch + s.residual : s.residual;
+      };
+      return {
+          .branch = {},
+          .residual = run_and_recompute(
+              sum(stream),
+              [&](const at::Tensor& input) { return sum(whole({.branch = {}, .residual = input}, call)); },
+              [this, repeated, sum](const at::Tensor& input) {
+                MixerCall again = repeated;
+                return sum(whole({.branch = {}, .residual = input}, again));
+              })};
+    }
   }
   return {};
 }

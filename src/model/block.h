@@ -7,19 +7,24 @@
 
 namespace osdn::model {
 
+/// The residual stream between two blocks, [N, D] each: the stream is their sum, which the next norm forms.
+struct Stream {
+  at::Tensor branch;  // what the last block adds; undefined: nothing
+  at::Tensor residual;
+};
+
 class Block {
  public:
   static std::vector<ParameterSpec> specs(const config::Model& config, int64_t layer, int64_t& group);
 
   Block(const config::Model& config, int64_t layer, const WeightSource& weights);
 
-  /// r [N, D] residual stream; returns the next one. `recompute`: what backward computes again instead of
-  /// keeping.
-  at::Tensor forward(const at::Tensor& r, MixerCall& call, config::Recompute recompute) const;
+  /// Returns the next stream. `recompute`: what backward computes again instead of keeping.
+  Stream forward(const Stream& stream, MixerCall& call, config::Recompute recompute) const;
 
  private:
-  at::Tensor mix(const at::Tensor& r, MixerCall& call) const;             // norm and mixer
-  at::Tensor finish(const at::Tensor& mixed, const at::Tensor& r) const;  // residual, norm, MLP
+  Stream whole(const Stream& stream, MixerCall& call) const;
+  Stream finish(const at::Tensor& mixed, const at::Tensor& r) const;  // residual, norm, MLP
 
   double norm_eps_;
   Weight attn_norm_;  // [D]

@@ -57,9 +57,10 @@ void before_forward(const ForwardCall& call, int64_t layer) {
   if (call.hooks && call.hooks->before_forward) call.hooks->before_forward(layer);
 }
 
-/// `r` is what `layer` reads: autograd completes the gradient of r after every gradient of `layer`, whose ops
-/// all lie between r and the loss.
-void after_backward(const ForwardCall& call, int64_t layer, const at::Tensor& r) {
+/// The stream is what `layer` reads: autograd completes its gradient after every gradient of `layer`, whose
+/// ops all lie between it and the loss. Both parts' gradients are one and the same.
+void after_backward(const ForwardCall& call, int64_t layer, const Stream& stream) {
+  const at::Tensor& r = stream.branch.defined() ? stream.branch : stream.residual;
   if (!call.hooks || !call.hooks->after_backward || !r.requires_grad()) return;
   r.register_hook(
       [hooks = call.hooks, layer](const at::Tensor& /*gradient*/) { hooks->after_backward(layer); });
@@ -78,20 +79,20 @@ at::Tensor LanguageModel::hidden(const at::Tensor& ids, ForwardCall& call) const
   if (call.state && call.state->empty()) call.state->resize(blocks_.size());
   call.statistics.clear();
   lm_detail::before_forward(call, 0);
-  at::Tensor r = ops::embedding(ids, embeddings_);
+  Stream stream{.branch = {}, .residual = ops::embedding(ids, embeddings_)};
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const auto number = static_cast<int64_t>(layer) + 1;
     lm_detail::before_forward(call, number);
-    lm_detail::after_backward(call, number, r);
+    lm_detail::after_backward(call, number, stream);
     MixerCall mixer{.sequences = call.sequences,
                     .state = call.state ? &(*call.state)[layer] : nullptr,
                     .collect_statistics = call.collect_statistics};
-    r = blocks_[layer].forward(r, mixer, call.recompute);
+    stream = blocks_[layer].forward(stream, mixer, call.recompute);
     if (mixer.statistics.defined()) call.statistics.push_back(mixer.statistics);
   }
   lm_detail::before_forward(call, num_layers() + 1);
-  lm_detail::after_backward(call, num_layers() + 1, r);
-  return ops::rms_norm(r, norm_, norm_eps_);
+  lm_detail::after_backward(call, num_layers() + 1, stream);
+  return ops::carry_rms_norm(stream.branch, stream.residual, norm_, norm_eps_).normalized;
 }
 
 at::Tensor LanguageModel::loss(const at::Tensor& ids, const at::Tensor& targets, ForwardCall& call) const {

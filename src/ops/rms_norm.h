@@ -30,4 +30,12 @@ AddRmsNormOutput add_rms_norm(const at::Tensor& branch, const at::Tensor& residu
 AddRmsNormOutput add_rms_norm_ref(const at::Tensor& branch, const at::Tensor& residual,
                                   const at::Tensor& weight, double eps);
 
+/// The pre-mixer step of a block: the residual stream, plus the branch of the block before where it is
+/// defined, and the norm of that sum AFTER it was rounded: what adding first and rms_norm() then give. Both
+/// outputs' gradients are added up in fp32. Differentiable in all three.
+AddRmsNormOutput carry_rms_norm(const at::Tensor& branch, const at::Tensor& residual, const Weight& weight,
+                                double eps);
+AddRmsNormOutput carry_rms_norm_ref(const at::Tensor& branch, const at::Tensor& residual,
+                                    const at::Tensor& weight, double eps);
+
 }  // namespace osdn::ops

@@ -5,9 +5,11 @@
 namespace osdn::ops::rms_norm_detail {
 namespace {
 
-at::Tensor unrounded_sum(const Inputs& in, at::ScalarType type) {
+at::Tensor normalized_sum(const Inputs& in, at::ScalarType type) {
   const at::Tensor x = in.x.to(type);
-  return in.residual.defined() ? x + in.residual.to(type) : x;
+  if (!in.residual.defined()) return x;
+  const at::Tensor sum = x + in.residual.to(type);
+  return in.round_sum ? sum.to(in.x.scalar_type()).to(type) : sum;
 }
 
 }  // namespace
@@ -15,7 +17,7 @@ at::Tensor unrounded_sum(const Inputs& in, at::ScalarType type) {
 Outputs forward_aten(const Inputs& in) {
   const at::ScalarType storage = in.x.scalar_type();
   const at::ScalarType type = accumulation_type(storage);
-  const at::Tensor z = unrounded_sum(in, type);                                      // [R, D]
+  const at::Tensor z = normalized_sum(in, type);                                     // [R, D]
   const at::Tensor rstd = (z.square().mean(-1, /*keepdim=*/true) + in.eps).rsqrt();  // [R, 1] (eq. 1)
   at::Tensor y = z * rstd * in.weight;                                               // [R, D] (eq. 2)
   if (in.gate.defined()) {
@@ -29,9 +31,9 @@ Gradients backward_aten(const Inputs& in, const at::Tensor& rstd_of_rows, const 
                         const at::Tensor& dsum) {
   const at::ScalarType storage = in.x.scalar_type();
   const at::ScalarType type = accumulation_type(storage);
-  const at::Tensor rstd = rstd_of_rows.unsqueeze(-1);            // [R, 1]
-  const at::Tensor normalized = unrounded_sum(in, type) * rstd;  // [R, D]
-  at::Tensor dn = dy.to(type);                                   // [R, D]
+  const at::Tensor rstd = rstd_of_rows.unsqueeze(-1);             // [R, 1]
+  const at::Tensor normalized = normalized_sum(in, type) * rstd;  // [R, D]
+  at::Tensor dn = dy.to(type);                                    // [R, D]
   Gradients out;
   if (in.gate.defined()) {
     const at::Tensor g = in.gate.to(type);

@@ -55,6 +55,7 @@ Outputs forward_kernel(const Inputs& inputs) {
   out.rstd = at::empty({held.x.size(0)}, held.weight.options());
   launch(kernels::RmsNormForwardArgs{.in = held.in,
                                      .residual = detail::pointer(residual),
+                                     .round_sum = inputs.round_sum,
                                      .eps = static_cast<float>(inputs.eps),
                                      .y = out.y.data_ptr(),
                                      .sum = detail::pointer(out.sum),

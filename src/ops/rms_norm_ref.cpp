@@ -33,4 +33,12 @@ AddRmsNormOutput add_rms_norm_ref(const at::Tensor& branch, const at::Tensor& re
           .normalized = rms_norm_ref_detail::normalize(z, weight, eps).to(branch.scalar_type())};
 }
 
+AddRmsNormOutput carry_rms_norm_ref(const at::Tensor& branch, const at::Tensor& residual,
+                                    const at::Tensor& weight, double eps) {
+  const at::ScalarType type = rms_norm_ref_detail::wide(residual);
+  at::Tensor sum = residual;
+  if (branch.defined()) sum = (branch.to(type) + residual.to(type)).to(residual.scalar_type());
+  return {.sum = sum, .normalized = rms_norm_ref(sum, weight, eps)};
+}
+
 }  // namespace osdn::ops

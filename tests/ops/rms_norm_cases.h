@@ -59,9 +59,35 @@ inline OpCase add_case(int64_t rows, int64_t width) {
   return test;
 }
 
+/// branch: there is one, else the norm of the stream as it comes, and the stream.
+inline OpCase carry_case(int64_t rows, int64_t width, bool branch) {
+  OpCase test;
+  test.name = branch ? "carry_rms_norm" : "carry_rms_norm without a branch";
+  test.input_names = {"residual", "weight"};
+  test.inputs = {normal({rows, width}, 7), 1 + 0.3 * normal({width}, 8)};
+  test.weights = {1};
+  if (branch) {
+    test.input_names.emplace_back("branch");
+    test.inputs.push_back(normal({rows, width}, 6));
+  }
+  test.op = [branch](const Tensors& i, const Tensors& s) {
+    const auto out = ops::carry_rms_norm(branch ? i[2] : at::Tensor(), i[0], {i[1], s[1]}, kEps);
+    return Tensors{out.normalized, out.sum};
+  };
+  test.reference = [branch](const Tensors& i) {
+    const auto out = ops::carry_rms_norm_ref(branch ? i[2] : at::Tensor(), i[0], i[1], kEps);
+    return Tensors{out.normalized, out.sum};
+  };
+  return test;
+}
+
 inline std::vector<OpCase> all_cases(int64_t rows, int64_t width) {
-  return {plain_case(rows, width), gated_case(rows, width, ops::GateActivation::kSwish),
-          gated_case(rows, width, ops::GateActivation::kSigmoid), add_case(rows, width)};
+  return {plain_case(rows, width),
+          gated_case(rows, width, ops::GateActivation::kSwish),
+          gated_case(rows, width, ops::GateActivation::kSigmoid),
+          add_case(rows, width),
+          carry_case(rows, width, true),
+          carry_case(rows, width, false)};
 }
 
 }  // namespace osdn::test::rms_norm_test

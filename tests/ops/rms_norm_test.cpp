@@ -129,6 +129,23 @@ TEST_CASE("the norms name what does not fit", "[rms_norm]") {
                  "add_rms_norm: residual: expected the shape"));
 }
 
+TEST_CASE("carrying the stream gives the bits of adding first and normalising then", "[rms_norm]") {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Tensors inputs = leaves({normal({9, 24}, 1), normal({9, 24}, 2), normal({24}, 3)}, type, at::kCPU);
+    const Tensors apart = leaves(inputs, type, at::kCPU);
+    const auto fused = ops::carry_rms_norm(inputs[0], inputs[1], {inputs[2], {}}, kEps);
+    const at::Tensor sum = apart[0] + apart[1];
+    const at::Tensor normalized = ops::rms_norm(sum, {apart[2], {}}, kEps);
+    CHECK(at::equal(fused.sum, sum));
+    CHECK(at::equal(fused.normalized, normalized));
+    const at::Tensor upstream = normal({9, 24}, 4).to(type);
+    torch::autograd::backward({fused.sum, fused.normalized}, {upstream, upstream});
+    torch::autograd::backward({sum, normalized}, {upstream, upstream});
+    if (type != at::kFloat) continue;  // bf16 gradients are added up in fp32 by the one, in bf16 by autograd
+    for (size_t i = 0; i < 3; ++i) CHECK(at::equal(inputs[i].grad(), apart[i].grad()));
+  }
+}
+
 TEST_CASE("the norms on CUDA equal the reference", "[rms_norm][cuda]") {
   REQUIRE(at::hasCUDA());
   for (const OpCase& test : all_cases(65, 48)) {

@@ -9,10 +9,11 @@ namespace osdn::ops::rms_norm_detail {
 
 // R: rows; D: width. All tensors contiguous.
 struct Inputs {
-  at::Tensor x;         // [R, D]
-  at::Tensor residual;  // [R, D] or undefined; added to x before the norm
-  at::Tensor gate;      // [R, D] or undefined
-  at::Tensor weight;    // [D] accumulation dtype
+  at::Tensor x;            // [R, D]
+  at::Tensor residual;     // [R, D] or undefined; added to x before the norm
+  bool round_sum = false;  // the norm of the sum as rounded to the dtype of x
+  at::Tensor gate;         // [R, D] or undefined
+  at::Tensor weight;       // [D] accumulation dtype
   double eps = 0;
   GateActivation activation = GateActivation::kSwish;
 };

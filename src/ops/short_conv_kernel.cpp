@@ -16,7 +16,8 @@ at::Tensor readable(const at::Tensor& rows) {
   const auto bytes = static_cast<uintptr_t>(kernels::kShortConvChannels * rows.element_size());
   const bool fits = rows.stride(1) == 1 && rows.stride(0) % kernels::kShortConvChannels == 0 &&
                     reinterpret_cast<uintptr_t>(rows.data_ptr()) % bytes == 0;
-  return fits || rows.numel() == 0 ? rows : rows.contiguous();
+  // Not contiguous(): a single row passes for contiguous whatever its stride and place.
+  return fits || rows.numel() == 0 ? rows : rows.clone(at::MemoryFormat::Contiguous);
 }
 
 void* pointer(const at::Tensor& x) { return x.defined() ? x.data_ptr() : nullptr; }

@@ -25,7 +25,8 @@ inline void scatter_constants(SmallModel& small) {
   for (const auto& slot : small.arena().slots()) {
     if (slot.spec.initializer != Initializer::kConstant) continue;
     at::manual_seed(seed++);
-    small.arena().master(slot.spec.name).add_(at::randn(slot.spec.shape, at::kFloat) * 0.1);
+    const at::Tensor master = small.arena().master(slot.spec.name);
+    master.add_((at::randn(slot.spec.shape, at::kFloat) * 0.1).to(master.device()));
   }
   small.arena().refresh_compute_copy();
 }

@@ -42,7 +42,7 @@ TEST_CASE(
     }
     DecodeState state = prefill(small.model(), prompts, kDecodeDevice);
     // bf16 rounds activations of two layers, in other groups of tokens in the two ways.
-    const double tolerance = compute == at::kBFloat16 ? 3e-2 : 1e-4;
+    const double tolerance = compute == at::kBFloat16 ? 5e-2 : 1e-4;
     for (int64_t i = 0;; ++i) {
       const at::Tensor logits = next_logits(small.model(), state);
       TokenIds next;

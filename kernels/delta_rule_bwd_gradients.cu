@@ -1,9 +1,11 @@
-// Last pass of the delta rule: the gradients of every token (docs/ops/delta_rule.md eq. 8, 9, 12), one block
+// Last pass of the delta rule: the gradients of every token (docs/ops/delta_rule.md eq. 8-10, 12), one block
 // of eight warps a (chunk, value head), chunks independent of each other. Warps 0-3 own 16 rows of dQ each,
 // warps 4-7 of dK; all share the gradient of the write key. Tiles take turns in 96 KB of shared memory, so
 // that two blocks fit on a multiprocessor and one computes while the other loads.
 #include "kernels/common/warp.cuh"
 #include "kernels/detail/delta_rule_chunk.cuh"
+#include "kernels/detail/delta_rule_decay_gradient.cuh"
+#include "kernels/detail/delta_rule_gradient_products.cuh"
 #include "kernels/detail/delta_rule_launch.h"
 
 namespace osdn::kernels {
@@ -11,21 +13,12 @@ namespace {
 
 constexpr int kGradientThreads = 256;
 
-// What the rows for the gradient of the decay hold once the straddling sums of the eight warps are added up.
-constexpr int kReadingRow = 0;  // and 1: products of q and k with the parts of dQ and dK through the state
-constexpr int kWritingRow = 2;  // and 3: of w with that part of dW, by half of the channels
-constexpr int kStraddlingRow = 4;
-constexpr int kStatesRow = 5;  // [8] by warp: of the state before the chunk and the gradient after it
-
 template <int KP, int VT>
 struct GradientMemory {
   static constexpr int kKeyBytes = kChunk * KP * 2;
   static constexpr int kValueBytes = kChunk * VT * 2;
   static constexpr int kLarger = kKeyBytes > kValueBytes ? kKeyBytes : kValueBytes;
   static constexpr int kStateBytes = KP * VT * 2 > 2 * kKeyBytes ? KP* VT * 2 : 2 * kKeyBytes;
-
-  // Rows of kChunk floats for the gradient of the decay.
-  static constexpr int kDecayRows = 8;
 
   // Upstream dO, later q; F, later k; E; a state, later w, later a gradient of a state, later the gradient of
   // the write key in fp32; the two weights dP and dM; vectors.
@@ -35,28 +28,11 @@ struct GradientMemory {
   static constexpr int kState = kError + kValueBytes;
   static constexpr int kWeights = kState + kStateBytes;
   static constexpr int kVectors = kWeights + 2 * kSquareBytes;
-  static constexpr int kSums = kVectors + 3 * kVectorBytes;  // G, and the rows, with decay
-  static constexpr int bytes(bool gated) { return kSums + (gated ? (1 + kDecayRows) * kVectorBytes : 0); }
-};
-
-/// acc += rows (16 tokens, this warp's) of a value-sized matrix times `state`, whose rows are value channels.
-/// `Load` gives the A fragment of value channels 16k .. 16k+15.
-template <int Blocks, int VT, int Columns, typename Load>
-__device__ void times_state(float (&acc)[Blocks][4], const BlockTile<Columns>& state, int first_column,
-                            int lane, const Load& load) {
-#pragma unroll 2
-  for (int k = 0; k < VT / 16; ++k) {
-    uint32_t a[4];
-    load(a, k);
-#pragma unroll
-    for (int pair = 0; pair < Blocks / 2; ++pair) {
-      uint32_t b[4];
-      load_b_of_columns(b, state, first_column + pair * 16, k * 16, lane);
-      mma_bf16(acc[2 * pair], a, b[0], b[1]);
-      mma_bf16(acc[2 * pair + 1], a, b[2], b[3]);
-    }
+  static constexpr int kSums = kVectors + 3 * kVectorBytes;  // with decay: G, and DecayRows
+  static constexpr int bytes(bool gated) {
+    return kSums + (gated ? (1 + DecayRows::kRows) * kVectorBytes : 0);
   }
-}
+};
 
 /// Of rows g and g+8 in accumulators of Blocks * 8 channels, the products with rows of a matrix whose channel
 /// pairs `read(half, n)` gives; the same in the four lanes of a row.
@@ -106,80 +82,70 @@ __device__ void through_norm(const float (&d)[KP / 8][4], const RowTile<KP>& til
 template <int Columns>
 __device__ void store_rows(__nv_bfloat16* target, const RowTile<Columns>& tile, int first_row,
                            const ChunkPlace& place, int num_heads, int columns, int lane) {
+  constexpr int kPieces = Columns / 8;  // of a row
+  constexpr int kStep = 32 / kPieces;   // rows at a time
   __syncwarp();
-  for (int piece = lane; piece < 16 * (Columns / 8); piece += 32) {
-    const int row = first_row + piece / (Columns / 8);
-    const int column = piece % (Columns / 8) * 8;
-    if (row < place.rows && column < columns)
-      *reinterpret_cast<uint4*>(target + ((place.token + row) * num_heads + place.head) * columns + column) =
-          read_shared_piece(tile.piece(row, column));
+  const int column = lane % kPieces * 8;
+  const int first = first_row + lane / kPieces;
+  const int limit = column < columns ? place.rows : 0;
+  const int64_t pitch = static_cast<int64_t>(num_heads) * columns;
+  __nv_bfloat16* to = target + ((place.token + first) * num_heads + place.head) * columns + column;
+#pragma unroll
+  for (int row = 0; row < 16; row += kStep) {
+    if (first + row < limit)
+      *reinterpret_cast<uint4*>(to) = read_shared_piece(tile.piece(first + row, column));
+    to += kStep * pitch;
   }
 }
 
-/// Of a lower triangular matrix x, of which the warp has rows g and g+8 of 16: for every token t the sum of
-/// x_rs over s < t <= r (the first sum of eq. 10), block of eight columns after block.
-class StraddlingSums {
- public:
-  /// x: columns 8n + 2t, 8n + 2t + 1 of row `row` and of row + 8. Returns the sums for tokens 8n + 2t and
-  /// + 1, over the warp's rows, the same in lanes of equal t.
-  __device__ float2 add(const float (&x)[2][2], int n, int row, int lane) {
-    const int t = lane & 3;
-    float sums[2] = {0.0f, 0.0f};
+/// dV = beta F of this warp's 16 tokens, from F transposed in 8x8 blocks.
+template <int VT>
+__device__ void store_d_v(const DeltaRuleBackwardGradientsArgs& args, const BlockTile<kChunk>& solved,
+                          const float2& betas, const ChunkPlace& place, int first_row, int first_channel,
+                          int lane) {
+  const DeltaRuleShape& shape = args.in.shape;
+  const int row = first_row + (lane >> 2);
+  __nv_bfloat16* to = args.d_v +
+                      ((place.token + row) * shape.num_value_heads + place.head) * shape.value_size +
+                      first_channel;
+  const int64_t eight_rows = int64_t{8} * shape.num_value_heads * shape.value_size;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float until = x[half][0] + x[half][1];
+  for (int block = 0; block < VT / 16; ++block) {
+    uint32_t a[4];
+    load_a_of_columns(a, solved, first_row, block * 16, lane);
 #pragma unroll
-      for (int distance = 1; distance < 4; distance *= 2) {
-        const float left = __shfl_up_sync(0xffffffffu, until, distance, 4);
-        if (t >= distance) until += left;
-      }
-      const float left = __shfl_up_sync(0xffffffffu, until, 1, 4);
-      const float before = before_[half] + (t > 0 ? left : 0.0f);
-      before_[half] += __shfl_sync(0xffffffffu, until, 3, 4);
-      const int token = n * 8 + t * 2;
-      if (token <= row + half * 8) sums[0] += before;
-      if (token + 1 <= row + half * 8) sums[1] += before + x[half][0];
+    for (int i = 0; i < 4; ++i) {
+      const int channel = block * 16 + (i >> 1) * 8 + (lane & 3) * 2;
+      const float2 f = unpack_bf16(a[i]);
+      const float factor = i & 1 ? betas.y : betas.x;
+      if (row + (i & 1) * 8 < place.rows && first_channel + channel < shape.value_size)
+        *reinterpret_cast<uint32_t*>(to + (i & 1) * eight_rows + channel) =
+            pack_bf16(factor * f.x, factor * f.y);
     }
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-      sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], distance);
-      sums[1] += __shfl_xor_sync(0xffffffffu, sums[1], distance);
-    }
-    return make_float2(sums[0], sums[1]);
   }
-
- private:
-  float before_[2] = {0.0f, 0.0f};  // of the columns before the block, by row
-};
-
-/// The sum over the warp's lanes up to and with each, and from each on.
-__device__ inline float sum_until(float value, int lane) {
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const float other = __shfl_up_sync(0xffffffffu, value, distance);
-    if (lane >= distance) value += other;
-  }
-  return value;
-}
-__device__ inline float sum_from(float value, int lane) {
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const float other = __shfl_down_sync(0xffffffffu, value, distance);
-    if (lane + distance < 32) value += other;
-  }
-  return value;
 }
 
-template <int KP, int VT, bool kGated>
-__global__ void __launch_bounds__(kGradientThreads, 2)
-    delta_rule_backward_gradients_kernel(const __grid_constant__ DeltaRuleBackwardGradientsArgs args) {
+/// Rows g and g+8 in accumulators times a factor each.
+template <int Blocks>
+__device__ void scale_rows(float (&x)[Blocks][4], const float2& factor) {
+#pragma unroll
+  for (int n = 0; n < Blocks; ++n) {
+    x[n][0] *= factor.x;
+    x[n][1] *= factor.x;
+    x[n][2] *= factor.y;
+    x[n][3] *= factor.y;
+  }
+}
+
+template <int KP, int VT, bool kGated, class Products>
+__device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint32_t base) {
   using Memory = GradientMemory<KP, VT>;
-  extern __shared__ __align__(128) unsigned char memory[];
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
   const ChunkPlace place = place_of(shape, blockIdx.x / shape.num_value_heads, head);
   const int64_t slot = place.slot(shape);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  // The same in all lanes as far as the compiler can see: warps branch as a whole.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool of_query = warp < 4;
   const int first_row = (warp & 3) * 16;
@@ -187,36 +153,33 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
   const bool own_write_key = args.in.write_key.data != nullptr;
   const int value_tiles = delta_rule_padded_value_size(shape.value_size) / VT;
 
-  const uint32_t base = shared_address(memory);
-  const RowTile<VT> upstream{base + Memory::kUpstream};
-  const SquareTile solved{base + Memory::kSolved};   // [VT, 64]
-  const SquareTile error{base + Memory::kError};     // [VT, 64]
-  const BlockTile<KP> state{base + Memory::kState};  // [VT, KP]
+  const GradientRows<VT> scan{{base + Memory::kUpstream}, {base + Memory::kSolved}};
+  const BlockTile<kChunk> error{base + Memory::kError};  // [VT, 64]
+  const BlockTile<KP> state{base + Memory::kState};      // [VT, KP]
   const RowTile<KP> q{base + Memory::kUpstream};
   const RowTile<KP> k{base + Memory::kSolved};
   const RowTile<KP> w{own_write_key ? base + Memory::kState : k.base};
-  const SquareTile weights[2] = {{base + Memory::kWeights},
-                                 {base + Memory::kWeights + kSquareBytes}};  // dP, dM
+  const BlockTile<kChunk> weights[2] = {{base + Memory::kWeights},
+                                        {base + Memory::kWeights + kSquareBytes}};  // dP, dM
   const uint32_t q_rstd = base + Memory::kVectors;
   const uint32_t k_rstd = q_rstd + kVectorBytes;
   const uint32_t beta = k_rstd + kVectorBytes;
-  const uint32_t sums = base + Memory::kSums;       // G
-  const uint32_t decay_rows = sums + kVectorBytes;  // [kDecayRows, 64]
-  const auto from_start = [&](int at) { return kGated ? __expf(read_shared(sums + at * 4)) : 1.0f; };
-  const auto to_end = [&](int at) {
-    return kGated ? __expf(read_shared(sums + (kChunk - 1) * 4) - read_shared(sums + at * 4)) : 1.0f;
+  const uint32_t sums = base + Memory::kSums;  // G
+  const DecayRows decay_rows{sums + kVectorBytes};
+  const auto row_pair = [row](uint32_t vector) {
+    return make_float2(read_shared(vector + row * 4), read_shared(vector + (row + 8) * 4));
   };
 
   const int64_t value_matrix = slot * value_tiles;  // of [VT, ...] matrices
   const auto copy_scan_tiles = [&](int tile) {
-    copy_rows_async<kGradientThreads>(upstream, rows_at(args.d_o, place.token, head) + tile * VT, args.d_o.token_stride,
-                            place.rows, shape.value_size - tile * VT);
-    copy_flat_async<kGradientThreads, Memory::kValueBytes>(
-        solved.base, args.solved + (value_matrix + tile) * VT * kChunk);
+    copy_rows_async<kGradientThreads>(scan.upstream, rows_at(args.d_o, place.token, head) + tile * VT,
+                                      args.d_o.token_stride, place.rows, shape.value_size - tile * VT);
+    copy_flat_async<kGradientThreads, Memory::kValueBytes>(scan.solved.base,
+                                                           args.solved + (value_matrix + tile) * VT * kChunk);
   };
   const auto copy_error = [&](int tile) {
-    copy_flat_async<kGradientThreads, Memory::kValueBytes>(
-        error.base, args.error + (value_matrix + tile) * VT * kChunk);
+    copy_flat_async<kGradientThreads, Memory::kValueBytes>(error.base,
+                                                           args.error + (value_matrix + tile) * VT * kChunk);
   };
   const auto copy_state = [&](const __nv_bfloat16* states, int tile) {
     copy_flat_async<kGradientThreads, KP * VT * 2>(state.base, states + (value_matrix + tile) * VT * KP);
@@ -224,14 +187,8 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
   const auto arrived = [] {
     copy_async_commit();
     copy_async_wait<0>();
+    Products::publish_shared();
     __syncthreads();
-  };
-  // This warp's rows of dO or F.
-  const auto own_rows = [&](uint32_t(&a)[4], int block) {
-    if (of_query)
-      load_a_of_rows(a, upstream, first_row, block * 16, lane);
-    else
-      load_a_of_columns(a, solved, first_row, block * 16, lane);
   };
 
   const int64_t key_row = place.token * shape.num_key_heads + place.key_head;
@@ -244,56 +201,54 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
 
   // Products of dO and F with E give the weights (eq. 8) and, on the diagonal, the gradient of beta.
   uint32_t fragments[kChunk / 16][4];  // of the weights, times the factors of the write key
-  float2 factors;                      // of rows g and g+8: of the query and the scale, or of the key
   {
     float products[kChunk / 8][4] = {};
+    uint32_t gram[kChunk / 8][2];  // the forward's products of the same pairs
     for (int tile = 0; tile < value_tiles; ++tile) {
       if (tile > 0) __syncthreads();
       copy_scan_tiles(tile);
       copy_error(tile);
       if (value_tiles == 1) copy_state(args.states, 0);
-      arrived();
-#pragma unroll 2
-      for (int block = 0; block < VT / 16; ++block) {
-        uint32_t a[4];
-        own_rows(a, block);
+      if (kGated && tile == 0) {
+        const auto* pairs =
+            reinterpret_cast<const uint32_t*>((of_query ? args.prepared.pairs : args.prepared.key_pairs) +
+                                              slot * kDeltaRuleTriangle) +
+            TriangleTile::block(warp & 3, 0) * 128 + lane;
 #pragma unroll
-        for (int pair = 0; pair < kChunk / 16; ++pair) {
-          if (pair > (warp & 3)) break;
-          uint32_t b[4];
-          load_b_of_columns(b, error, pair * 16, block * 16, lane);
-          mma_bf16(products[2 * pair], a, b[0], b[1]);
-          mma_bf16(products[2 * pair + 1], a, b[2], b[3]);
-        }
+        for (int n = 0; n < kChunk / 8; ++n)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            gram[n][half] = n / 2 <= (warp & 3) ? pairs[n / 2 * 128 + (n & 1) * 32 + half * 64] : 0u;
       }
+      arrived();
+      Products::begin(products);
+      Products::template add_times_error<VT>(products, scan, error, warp, lane);
+      Products::end();
+      Products::template wait<0>(products);
     }
-    const float2 betas = make_float2(read_shared(beta + row * 4), read_shared(beta + (row + 8) * 4));
-    const uint32_t rstd = of_query ? q_rstd : k_rstd;
-    factors = make_float2(read_shared(rstd + row * 4), read_shared(rstd + (row + 8) * 4));
+    const float2 betas = row_pair(beta);
+    const float2 factors = row_pair(of_query ? q_rstd : k_rstd);
     const float2 weight =
         of_query ? make_float2(args.in.scale, args.in.scale) : make_float2(-betas.x, -betas.y);
+    const float2 row_sums = kGated ? row_pair(sums) : make_float2(0.0f, 0.0f);
     StraddlingSums straddling;
-    const auto* gram = reinterpret_cast<const uint32_t*>(
-        (of_query ? args.prepared.pairs : args.prepared.key_pairs) + slot * kDeltaRuleTriangle);
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
       const int column = n * 8 + (lane & 3) * 2;
       const float2 column_beta = column_pair(beta, n, lane);
+      const float2 column_sums = kGated ? column_pair(sums, n, lane) : make_float2(0.0f, 0.0f);
       const float2 writing = own_write_key ? make_float2(1.0f, 1.0f) : column_pair(k_rstd, n, lane);
       uint32_t transposed_use[2];
       float through_decay[2][2];  // gradients of the log-decays between the pairs
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int at = row + half * 8;
+        const float factor = half == 0 ? factors.x : factors.y;
         float pair[2];
         float2 of_pair = make_float2(0.0f, 0.0f);
-        if (kGated && n / 2 <= (warp & 3)) {
-          of_pair =
-              unpack_bf16(gram[TriangleTile::block(warp & 3, n / 2) * 128 + (n & 1) * 32 + half * 64 + lane]);
-          if (of_query) {
-            const float factor = half == 0 ? factors.x : factors.y;
-            of_pair = make_float2(of_pair.x * factor * writing.x, of_pair.y * factor * writing.y);
-          }
+        if constexpr (kGated) {
+          of_pair = unpack_bf16(gram[n][half]);
+          if (of_query) of_pair = make_float2(of_pair.x * factor * writing.x, of_pair.y * factor * writing.y);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -306,10 +261,11 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
                     : 0.0f;
           if constexpr (kGated) {
             through_decay[half][i] = pair[i] * (i == 0 ? of_pair.x : of_pair.y);
-            if (below) pair[i] *= __expf(read_shared(sums + at * 4) - read_shared(sums + (column + i) * 4));
+            if (below)
+              pair[i] *=
+                  __expf((half == 0 ? row_sums.x : row_sums.y) - (i == 0 ? column_sums.x : column_sums.y));
           }
         }
-        const float factor = half == 0 ? factors.x : factors.y;
         transposed_use[half] = pack_bf16(pair[0] * factor, pair[1] * factor);
         fragments[n / 2][(n & 1) * 2 + half] = pack_bf16(pair[0] * writing.x, pair[1] * writing.y);
       }
@@ -318,14 +274,13 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
       write_shared_bits(target + 8 * 16 * (kChunk / 8), transposed_use[1]);
       if constexpr (kGated) {
         const float2 sum = straddling.add(through_decay, n, row, lane);
-        if (lane < 4) write_shared_2(decay_rows + warp * kVectorBytes + column * 4, sum.x, sum.y);
+        if (lane < 4) write_shared_2(decay_rows.at(warp, column), sum.x, sum.y);
       }
     }
   }
 
   // What reads the state: dQ = scale dO S^T, dK = -beta F S^T; with it dV = beta F.
   float d_rows[KP / 8][4] = {};
-  const float2 betas = make_float2(read_shared(beta + row * 4), read_shared(beta + (row + 8) * 4));
   for (int tile = 0; tile < value_tiles; ++tile) {
     if (value_tiles > 1) {
       __syncthreads();
@@ -333,131 +288,96 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
       copy_state(args.states, tile);
       arrived();
     }
-    times_state<KP / 8, VT>(d_rows, state, 0, lane, [&](uint32_t(&a)[4], int block) {
-      own_rows(a, block);
-      if (of_query) return;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = row + (i & 1) * 8;
-        const int channel = tile * VT + block * 16 + (i >> 1) * 8 + (lane & 3) * 2;
-        const float2 f = unpack_bf16(a[i]);
-        const float factor = i & 1 ? betas.y : betas.x;
-        if (at < place.rows && channel < shape.value_size)
-          *reinterpret_cast<uint32_t*>(
-              args.d_v + ((place.token + at) * shape.num_value_heads + head) * shape.value_size + channel) =
-              pack_bf16(factor * f.x, factor * f.y);
-      }
-    });
+    Products::begin(d_rows);
+    Products::template add_times_state<KP, VT>(d_rows, scan, state, warp, lane);
+    Products::end();
+    if (!of_query) store_d_v<VT>(args, scan.solved, row_pair(beta), place, first_row, tile * VT, lane);
+    Products::template wait<0>(d_rows);
   }
   {
+    const float2 betas = row_pair(beta);
     float2 weight = of_query ? make_float2(args.in.scale, args.in.scale) : make_float2(-betas.x, -betas.y);
-    weight = make_float2(weight.x * from_start(row), weight.y * from_start(row + 8));
-#pragma unroll
-    for (int n = 0; n < KP / 8; ++n) {
-      d_rows[n][0] *= weight.x;
-      d_rows[n][1] *= weight.x;
-      d_rows[n][2] *= weight.y;
-      d_rows[n][3] *= weight.y;
+    if constexpr (kGated) {
+      const float2 row_sums = row_pair(sums);
+      weight = make_float2(weight.x * __expf(row_sums.x), weight.y * __expf(row_sums.y));
     }
+    scale_rows(d_rows, weight);
   }
   __syncthreads();  // dO, F and the state are done with
-  if (kGated && threadIdx.x < kChunk) {
-    float sum = 0.0f;
-    for (int i = 0; i < 8; ++i) sum += read_shared(decay_rows + i * kVectorBytes + threadIdx.x * 4);
-    write_shared(decay_rows + kStraddlingRow * kVectorBytes + threadIdx.x * 4, sum);
-  }
-
-  copy_rows_async<kGradientThreads>(q, rows_at(args.in.q, place.token, place.key_head), args.in.q.token_stride,
-                          place.rows, shape.key_size);
-  copy_rows_async<kGradientThreads>(k, rows_at(args.in.k, place.token, place.key_head), args.in.k.token_stride,
-                          place.rows, shape.key_size);
+  copy_rows_async<kGradientThreads>(q, rows_at(args.in.q, place.token, place.key_head),
+                                    args.in.q.token_stride, place.rows, shape.key_size);
+  copy_rows_async<kGradientThreads>(k, rows_at(args.in.k, place.token, place.key_head),
+                                    args.in.k.token_stride, place.rows, shape.key_size);
   if (own_write_key)
-    copy_rows_async<kGradientThreads>(w, rows_at(args.in.write_key, place.token, head), args.in.write_key.token_stride,
-                            place.rows, shape.key_size);
+    copy_rows_async<kGradientThreads>(w, rows_at(args.in.write_key, place.token, head),
+                                      args.in.write_key.token_stride, place.rows, shape.key_size);
+  else
+    copy_state(args.d_states, 0);
   if (value_tiles > 1) copy_error(0);
+  if constexpr (kGated) decay_rows.add_straddling();
   arrived();
+  const RowTile<KP> own = of_query ? q : k;
   if constexpr (kGated) {
-    const RowTile<KP> own = of_query ? q : k;
+    const float2 factors = row_pair(of_query ? q_rstd : k_rstd);
     const float2 dots = row_dots(d_rows, [&](int half, int n) {
       return read_shared_bits(own.piece(row + half * 8, n * 8) + (lane & 3) * 4);
     });
     if ((lane & 3) == 0) {
-      const uint32_t target = decay_rows + (kReadingRow + (of_query ? 0 : 1)) * kVectorBytes;
-      write_shared(target + row * 4, dots.x * factors.x);
-      write_shared(target + (row + 8) * 4, dots.y * factors.y);
+      const int which = DecayRows::kReading + (of_query ? 0 : 1);
+      write_shared(decay_rows.at(which, row), dots.x * factors.x);
+      write_shared(decay_rows.at(which, row + 8), dots.y * factors.y);
     }
   }
-#pragma unroll
-  for (int block = 0; block < kChunk / 16; ++block) {
-    if (block > (warp & 3)) break;
-#pragma unroll
-    for (int pair = 0; pair < KP / 16; ++pair) {
-      uint32_t b[4];
-      load_b_of_columns(b, w, pair * 16, block * 16, lane);
-      mma_bf16(d_rows[2 * pair], fragments[block], b[0], b[1]);
-      mma_bf16(d_rows[2 * pair + 1], fragments[block], b[2], b[3]);
-    }
+  Products::begin(d_rows);
+  Products::template add_weighted<KP>(d_rows, fragments, w, warp, lane);
+  Products::end();
+  Products::template wait<0>(d_rows);
+  if (own_write_key) {
+    __syncthreads();  // w is done with, its place is the state's
+    copy_state(args.d_states, 0);
+    arrived();
   }
-  if (own_write_key) __syncthreads();  // w is done with, its place is the state's
-  copy_state(args.d_states, 0);
-  copy_async_commit();
 
-  // The gradient of the write key, rows of tokens again, half of the channels a warp.
+  // The gradient of the write key, rows of tokens again, half of the channels a warp: beta E times the
+  // gradient of the state, and the weights' columns times q and k.
   const int first_column = (warp >> 2) * (KP / 2);
   float d_write[KP / 16][4] = {};
-  const auto add_pairs = [&] {
-#pragma unroll
-    for (int of = 0; of < 2; ++of) {
-#pragma unroll
-      for (int block = 0; block < kChunk / 16; ++block) {
-        if (block < (warp & 3)) continue;
-        uint32_t a[4];
-        load_a_of_columns(a, weights[of], first_row, block * 16, lane);
-#pragma unroll
-        for (int pair = 0; pair < KP / 32; ++pair) {
-          uint32_t b[4];
-          load_b_of_columns(b, of == 0 ? q : k, first_column + pair * 16, block * 16, lane);
-          mma_bf16(d_write[2 * pair], a, b[0], b[1]);
-          mma_bf16(d_write[2 * pair + 1], a, b[2], b[3]);
-        }
-      }
-    }
-  };
-  if constexpr (!kGated) add_pairs();  // while the gradient of the state arrives
-  float of_states = 0.0f;              // this thread's share of the state's product with its gradient
-  const float2 writes = make_float2(betas.x * to_end(row), betas.y * to_end(row + 8));
+  float of_states = 0.0f;  // this thread's share of the state's product with its gradient
   for (int tile = 0; tile < value_tiles; ++tile) {
     if (tile > 0) {
       __syncthreads();
       copy_error(tile);
       copy_state(args.d_states, tile);
+      arrived();
     }
-    arrived();
-    times_state<KP / 16, VT>(d_write, state, first_column, lane, [&](uint32_t(&a)[4], int block) {
-      load_a_of_columns(a, error, first_row, block * 16, lane);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 e = unpack_bf16(a[i]);
-        const float factor = i & 1 ? writes.y : writes.x;
-        a[i] = pack_bf16(factor * e.x, factor * e.y);
-      }
-    });
+    Products::begin(d_write);
+    Products::template add_error_times_state<KP, VT>(d_write, error, state, first_column, warp, lane);
+    Products::end();
     if constexpr (kGated) {
+      constexpr int kRounds = VT * KP / 8 / kGradientThreads;
       const auto* before = reinterpret_cast<const uint4*>(args.states + (value_matrix + tile) * VT * KP);
-      for (int piece = static_cast<int>(threadIdx.x); piece < VT * KP / 8; piece += kGradientThreads) {
-        const uint4 x = before[piece];
-        const uint4 y = read_shared_piece(state.base + piece * 16);
-        const auto add = [&](uint32_t left, uint32_t right) {
-          const float2 a = unpack_bf16(left);
-          const float2 b = unpack_bf16(right);
-          of_states += a.x * b.x + a.y * b.y;
-        };
-        add(x.x, y.x);
-        add(x.y, y.y);
-        add(x.z, y.z);
-        add(x.w, y.w);
+#pragma unroll
+      for (int round = 0; round < kRounds; round += 4) {
+        uint4 pieces[4];
+#pragma unroll
+        for (int i = 0; i < 4 && round + i < kRounds; ++i)
+          pieces[i] = before[(round + i) * kGradientThreads + threadIdx.x];
+#pragma unroll
+        for (int i = 0; i < 4 && round + i < kRounds; ++i)
+          of_states += dot_of_pieces(
+              pieces[i], read_shared_piece(state.base + ((round + i) * kGradientThreads + threadIdx.x) * 16));
       }
     }
+    Products::template wait<0>(d_write);
+  }
+  {
+    float2 written = row_pair(beta);
+    if constexpr (kGated) {
+      const float last = read_shared(sums + (kChunk - 1) * 4);
+      const float2 row_sums = row_pair(sums);
+      written = make_float2(written.x * __expf(last - row_sums.x), written.y * __expf(last - row_sums.y));
+    }
+    scale_rows(d_write, written);
   }
   if constexpr (kGated) {
     // What every token wrote for the end of the chunk, half of the channels a warp, and what the chunk leaves
@@ -471,44 +391,26 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
       return *reinterpret_cast<const uint32_t*>(written + at * args.in.write_key.token_stride + column +
                                                 (lane & 3) * 2);
     });
-    const float2 factor =
-        own_write_key ? make_float2(1.0f, 1.0f)
-                      : make_float2(read_shared(k_rstd + row * 4), read_shared(k_rstd + (row + 8) * 4));
+    const float2 factor = own_write_key ? make_float2(1.0f, 1.0f) : row_pair(k_rstd);
     if ((lane & 3) == 0) {
-      const uint32_t target = decay_rows + (kWritingRow + (warp >> 2)) * kVectorBytes;
-      write_shared(target + row * 4, dots.x * factor.x);
-      write_shared(target + (row + 8) * 4, dots.y * factor.y);
+      const int which = DecayRows::kWriting + (warp >> 2);
+      write_shared(decay_rows.at(which, row), dots.x * factor.x);
+      write_shared(decay_rows.at(which, row + 8), dots.y * factor.y);
     }
     of_states = warp_sum(of_states);
-    if (lane == 0) write_shared(decay_rows + kStatesRow * kVectorBytes + warp * 4, of_states);
-    add_pairs();
+    if (lane == 0) write_shared(decay_rows.at(DecayRows::kStates, warp), of_states);
   }
+  Products::begin(d_write);
+  Products::template add_weighted_transposed<KP>(d_write, weights[0], q, first_column, warp, lane);
+  Products::template add_weighted_transposed<KP>(d_write, weights[1], k, first_column, warp, lane);
+  Products::end();
+  Products::template wait<0>(d_write);
   __syncthreads();  // q and k as operands, and the gradient of the state, are done with
   if (kGated && warp == 0) {
-    // Eq. 10, two tokens a lane.
-    const auto of = [&](int which) { return read_shared_2(decay_rows + which * kVectorBytes + lane * 8); };
-    float of_states_sum = 0.0f;
-    for (int i = 0; i < 8; ++i) of_states_sum += read_shared(decay_rows + kStatesRow * kVectorBytes + i * 4);
-    of_states_sum *= from_start(kChunk - 1);
-    const float2 by_query = of(kReadingRow);
-    const float2 by_key = of(kReadingRow + 1);
-    const float2 low = of(kWritingRow);
-    const float2 high = of(kWritingRow + 1);
-    const float2 straddling = of(kStraddlingRow);
-    const float2 read = make_float2(by_query.x + by_key.x, by_query.y + by_key.y);
-    const float2 written = make_float2(low.x + high.x, low.y + high.y);
-    const float read_later = sum_from(read.x + read.y, lane);
-    const float read_after = __shfl_down_sync(0xffffffffu, read_later, 1);
-    const float written_until = sum_until(written.x + written.y, lane);
-    const float written_left = __shfl_up_sync(0xffffffffu, written_until, 1);
-    const float written_before = lane > 0 ? written_left : 0.0f;
-    const float out[2] = {
-        straddling.x + read_later + written_before + of_states_sum,
-        straddling.y + (lane < 31 ? read_after : 0.0f) + read.y + written_before + written.x + of_states_sum};
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      if (2 * lane + i < place.rows)
-        args.d_log_decay[(place.token + 2 * lane + i) * shape.num_value_heads + head] = out[i];
+    const float2 out = decay_rows.gradient(__expf(read_shared(sums + (kChunk - 1) * 4)), lane);
+    float* to = args.d_log_decay + (place.token + 2 * lane) * shape.num_value_heads + head;
+    if (2 * lane < place.rows) to[0] = out.x;
+    if (2 * lane + 1 < place.rows) to[shape.num_value_heads] = out.y;
   }
 
   if (own_write_key) {
@@ -549,17 +451,27 @@ __global__ void __launch_bounds__(kGradientThreads, 2)
       }
     }
   }
-  const RowTile<KP> own = of_query ? q : k;
-  through_norm<KP>(d_rows, own, factors, args.normalize, row, lane);
+  through_norm<KP>(d_rows, own, row_pair(of_query ? q_rstd : k_rstd), args.normalize, row, lane);
   store_rows(of_query ? args.d_q : args.d_k, own, first_row, place, shape.num_value_heads, shape.key_size,
              lane);
 }
 
+template <int KP, int VT, bool kGated, class Products>
+__global__ void __launch_bounds__(kGradientThreads, 2)
+    delta_rule_backward_gradients_kernel(const __grid_constant__ DeltaRuleBackwardGradientsArgs args) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  if constexpr (Products::kAvailable) token_gradients<KP, VT, kGated, Products>(args, shared_address(memory));
+}
+
 template <int KP, int VT, bool kGated>
 void launch_gradients(const DeltaRuleBackwardGradientsArgs& args, CUstream_st* stream) {
+  auto* kernel = delta_rule_backward_gradients_kernel<KP, VT, kGated, WarpGradients>;
+  if constexpr (KP == 128)
+    if (has_warpgroups() && !args.in.portable)
+      kernel = delta_rule_backward_gradients_kernel<KP, VT, kGated, WarpgroupGradients>;
   const int64_t blocks = args.in.shape.num_chunks * args.in.shape.num_value_heads;
-  launch_kernel(delta_rule_backward_gradients_kernel<KP, VT, kGated>, dim3(static_cast<unsigned>(blocks)),
-                kGradientThreads, GradientMemory<KP, VT>::bytes(kGated), args, stream);
+  launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), kGradientThreads,
+                GradientMemory<KP, VT>::bytes(kGated), args, stream);
 }
 
 }  // namespace

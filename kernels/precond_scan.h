@@ -1,5 +1,5 @@
 // The preconditioner scan (docs/ops/precond_scan.md, eq. 1-12): one d a (sequence, value head), token after
-// token, one warp each. Keys in bf16 or fp32, everything else in fp32.
+// token. Keys in bf16 or fp32, everything else in fp32.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,18 @@ inline constexpr int kPrecondScanMaxKeySize = 256;
 /// 1, 2, 4 or 8: the fewest channels a lane with which a warp holds K. K must be a multiple of it.
 constexpr int precond_scan_channels(int64_t key_size) {
   return key_size <= 32 ? 1 : key_size <= 64 ? 2 : key_size <= 128 ? 4 : 8;
+}
+
+/// Tokens of a block, the unit in which the scans work and between which d is kept: what the registers of a
+/// warp hold.
+constexpr int precond_scan_block(int channels, bool bf16, bool channel_retention) {
+  const int cost = channels * (bf16 ? 1 : 2) * (channel_retention ? 2 : 1);
+  return cost <= 4 ? 16 : cost <= 8 ? 8 : 4;
+}
+
+/// Rows of the array of kept d: those of sequence s begin at offsets[s] / block + s.
+constexpr int64_t precond_scan_block_rows(int64_t num_tokens, int64_t num_sequences, int block) {
+  return num_tokens / block + num_sequences;
 }
 
 /// [N, heads, K] bf16 or fp32; the last dimension is contiguous, data and strides are aligned to P numbers.
@@ -49,37 +61,37 @@ struct PrecondScanInputs {
   bool normalize = true;  // k, eps 1e-6 inside the root; the unit key is rounded to the keys' type
 };
 
-/// Of a token and value head: the step is gain - feedback * s.
-struct alignas(16) PrecondScanCoefficients {
-  float rstd;  // of the key; 1 without normalisation
-  float gain;
-  float feedback;
+/// What the forward keeps of a token and value head.
+struct alignas(16) PrecondScanToken {
+  float rstd;   // of the key; 1 without normalisation
   float plain;  // <1, x>
+  float s;      // <d, x>
+  float step;   // d moves by step * x
 };
 
 struct PrecondScanForwardArgs {
   PrecondScanInputs in;
   const float* initial = nullptr;  // [S, HV, K], or [HV, K] with shared_initial
   bool shared_initial = false;
-  PrecondScanCoefficients* coefficients = nullptr;  // [N, HV] written
-  void* write_key = nullptr;                        // [N, HV, K] written
-  float* s = nullptr;                               // [N, HV] written: <d, x>
-  float* d = nullptr;        // [N, HV, K] written: d used at each token; null: not kept
+  void* write_key = nullptr;           // [N, HV, K] written
+  PrecondScanToken* tokens = nullptr;  // [N, HV] written; null: not kept
+  float* block_d = nullptr;  // [precond_scan_block_rows, HV, K] written: d at the first token of each block;
+                             // null: not kept
   float* final_d = nullptr;  // [S, HV, K] written
+  double* statistics = nullptr;  // [S * HV, kResidualTerms] written (kernels/residual_stats.h); null: none
 };
 
 struct PrecondScanBackwardArgs {
   PrecondScanInputs in;
-  const PrecondScanCoefficients* coefficients = nullptr;  // [N, HV] as forward wrote it
-  const float* s = nullptr;                               // [N, HV] as forward wrote it
-  const float* d = nullptr;                               // [N, HV, K] as forward wrote it
-  PrecondScanRows d_write_key;                            // [N, HV, K]; data null: zeros
-  const float* d_final = nullptr;                         // [S, HV, K]; null: zeros
-  bool detach = false;                                    // no gradient through d: only d_k is written
-  void* d_k = nullptr;                                    // [N, HV, K] written: of k as given, by value head
-  float* d_beta = nullptr;                                // [N, HV] written
-  float* d_retention = nullptr;                           // as retention, written when there is one
-  float* d_initial = nullptr;                             // [S, HV, K] written: of every sequence's first d
+  const PrecondScanToken* tokens = nullptr;  // [N, HV] as forward wrote it
+  const float* block_d = nullptr;            // as forward wrote it
+  PrecondScanRows d_write_key;               // [N, HV, K]; data null: zeros
+  const float* d_final = nullptr;            // [S, HV, K]; null: zeros
+  bool detach = false;                       // no gradient through d: only d_k is written
+  void* d_k = nullptr;                       // [N, HV, K] written: of k as given, by value head
+  float* d_beta = nullptr;                   // [N, HV] written
+  float* d_retention = nullptr;              // as retention, written when there is one
+  float* d_initial = nullptr;                // [S, HV, K] written: of every sequence's first d
 };
 
 /// Queue the pass on `stream`. No allocation, no synchronisation, the same bits every time. Throw

@@ -1,170 +1,367 @@
-// Reverse preconditioner scan (docs/ops/precond_scan.md eq. 6-12): the forward's chains, tokens from last to
-// first, down to the gradient of the key as given. No shared memory. Any architecture from 8.0 on.
+// Reverse preconditioner scan (docs/ops/precond_scan.md eq. 6-12), one launch, in the forward's roles: the
+// chain's warp carries the gradient of d from block to block, last to first; the workers repeat the blocks'
+// d, and make the gradients of the keys and the rest. Any architecture from 8.0 on.
 #include "kernels/detail/precond_scan_chain.cuh"
 
 namespace osdn::kernels {
 namespace {
 
-constexpr float kKeyNormEpsilon = 1e-5f;  // added to the denominator
+constexpr int kBoundBits = 20;           // of what bounds a sum; twice that and a rounded key's excess fit 22
+constexpr float kLargestGrowth = 16.0f;  // of that bound over a block; beyond it float sums
+constexpr float kLargestBound = 1e30f;
+constexpr float kLostInSquares = 1e-20f;  // at most what the squares of small numbers in a block lose
 
+/// A block of tokens on its way: by the worker all but the last three, which the chain leaves.
 template <typename T, int P, bool Channel>
+struct BackwardSlot {
+  static constexpr int kTokens = kScanTokens<T, P, Channel>;
+  alignas(16) float x[kTokens][kWarpSize * P];  // sign bit set: the clip was active
+  alignas(
+      16) float through[kTokens][kWarpSize * P];  // k o y, what the token's write adds to the gradient of d
+  alignas(16) float retention[Channel ? kTokens : 1][Channel ? kWarpSize * P : 4];
+  float4 scalars[kTokens];       // the worker's own: pull, step, constant along the key, rstd
+  float2 coefficients[kTokens];  // feedback, retention
+  float2 bound;  // growth of the norm of the gradient over the block, what the block adds to it
+  alignas(16) float d_d[kWarpSize * P];  // gradient of d after the block, to be multiplied by inverse_scale
+  float along[kTokens];                  // <lambda, x>, to be multiplied by sum_scale and inverse_scale
+  float inverse_scale;
+  float sum_scale;
+};
+
+template <int P>
+__device__ void through_clip(float (&lambda)[P], const float (&gradient)[P], const float (&x)[P]) {
+#pragma unroll
+  for (int i = 0; i < P; ++i) lambda[i] = __float_as_int(x[i]) < 0 ? 0.0f : gradient[i];
+}
+
+/// One token in the chain's registers.
+template <int P, bool Channel>
 struct BackwardToken {
-  Row<T, P> key;
-  Row<T, P> upstream;
-  Row<float, P> d;
-  Row<float, Channel ? P : 1> retention;
-  PrecondScanCoefficients coefficients;
-  float s;
-  float beta;
+  float x[P];
+  float through[P];
+  float2 coefficients;
+  float retention[Channel ? P : 1];
+
+  template <typename Slot>
+  __device__ void load(const Slot& slot, int token) {
+    get_row<P>(x, slot.x[token]);
+    get_row<P>(through, slot.through[token]);
+    coefficients = slot.coefficients[token];
+    if constexpr (Channel) get_row<P>(retention, slot.retention[token]);
+  }
 };
 
 template <typename T, int P, bool Channel>
-__global__ void __launch_bounds__(kWarpSize)
-    precond_scan_backward_kernel(const __grid_constant__ PrecondScanBackwardArgs args) {
-  constexpr int kGroup = kScanGroup<BackwardToken<T, P, Channel>>;
-  const PrecondScanInputs& in = args.in;
-  const ScanChain<P> chain(in);
-  const int last = chain.length - 1;
-  float gradient[P] = {};  // of the d that the next token uses
-  if (args.d_final != nullptr)
-    load_row<float, P>(args.d_final + chain.state * in.key_size + chain.channel).unpack(gradient);
+struct BackwardChain {
+  using Slot = BackwardSlot<T, P, Channel>;
+  static constexpr bool kMayBeFixed = std::is_same_v<T, __nv_bfloat16>;
 
-  Walk<const T> keys = walk_rows<T>(in.k, chain, chain.key_head, last, -1);
-  Walk<const T> upstream = walk_rows<T>(args.d_write_key, chain, chain.head, last, -1);
-  Walk<const float> all_d = walk_array(args.d, in, chain, in.key_size, chain.channel, last, -1);
-  Walk<const PrecondScanCoefficients> coefficients = walk_array(args.coefficients, in, chain, 1, 0, last, -1);
-  Walk<const float> all_s = walk_array(args.s, in, chain, 1, 0, last, -1);
-  Walk<const float> betas = walk_array(in.beta, in, chain, 1, 0, last, -1);
-  RetentionWalk<P, Channel> retention(in, chain, args.coefficients, last, -1);
-  const bool has_upstream = args.d_write_key.data != nullptr;
-  if (!has_upstream) upstream = keys;
-  int loaded = 0;
-  const auto load_next = [&] {  // past the first token that one again, which nobody uses
-    const BackwardToken<T, P, Channel> token = {load_row<T, P>(keys.at),
-                                                load_row<T, P>(upstream.at),
-                                                load_row<float, P>(all_d.at),
-                                                retention.load(),
-                                                *coefficients.at,
-                                                *all_s.at,
-                                                *betas.at};
-    const bool more = ++loaded < chain.length;
-    keys.step(more);
-    upstream.step(more);
-    all_d.step(more);
-    coefficients.step(more);
-    all_s.step(more);
-    betas.step(more);
-    retention.walk.step(more);
-    return token;
-  };
-  Walk<T> d_keys = walk_array(static_cast<T*>(args.d_k), in, chain, in.key_size, chain.channel, last, -1);
-  Walk<float> d_betas = walk_array(args.d_beta, in, chain, 1, 0, last, -1);
-  Walk<float> d_retention = walk_array(args.d_retention, in, chain, Channel ? in.key_size : 1,
-                                       Channel ? chain.channel : 0, last, -1);
+  float gradient[P];  // of d, times scale
+  float scale = 1.0f;
+  float inverse_scale = 1.0f;
 
-  // A group of tokens is in work while the next one is loaded: loads that are waited for one by one would
-  // share the few counters a warp has for them, and each wait would be for the last.
-  BackwardToken<T, P, Channel> group[kGroup];
-  const auto load_group = [&](BackwardToken<T, P, Channel>(&into)[kGroup]) {
+  /// Another power of two as scale, so that a sum over `slot`'s block fits the fixed point; whether it does.
+  __device__ bool rescale(const Slot& slot, float key_size) {
+    float largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) into[i] = load_next();
-  };
-  if (chain.length > 0) load_group(group);
-  for (int begin = 0; begin < chain.length; begin += kGroup) {
-    BackwardToken<T, P, Channel> next[kGroup];
-    load_group(next);
+    for (int i = 0; i < P; ++i) {
+      gradient[i] *= inverse_scale;
+      largest = fmaxf(largest, fabsf(gradient[i]));
+    }
+    largest = __uint_as_float(__reduce_max_sync(kFullWarp, __float_as_uint(largest)));
+    const float bound = slot.bound.x * (sqrtf(key_size) * largest + slot.bound.y);
+    const bool fits = slot.bound.x <= kLargestGrowth && bound <= kLargestBound;
+    const uint32_t exponent = __float_as_uint(bound) >> 23;  // bound < 2^(exponent - 126)
+    scale = fits ? __uint_as_float((127u + kBoundBits + 126u - exponent) << 23) : 1.0f;
+    inverse_scale = fits ? __uint_as_float((exponent - kBoundBits + 1u) << 23) : 1.0f;
 #pragma unroll
-    for (int slot = 0; slot < kGroup; ++slot) {
-      if (begin + slot >= chain.length) break;
-      const BackwardToken<T, P, Channel>& now = group[slot];
-      const PrecondScanCoefficients& c = now.coefficients;
-      float key[P];
-      float x[P];
-      unit_key<T, P>(key, x, now.key, c.rstd);
-      float y[P];
-      now.upstream.unpack(y);
-#pragma unroll
-      for (int i = 0; i < P; ++i) y[i] = has_upstream ? y[i] : 0.0f;
-      const float step = scan_step(c, now.s);
+    for (int i = 0; i < P; ++i) gradient[i] *= scale;
+    return fits;
+  }
 
-      // Through the clip (eq. 6), then along x.
-      float lambda[P];
-      float share = 0.0f;
-      float written = 0.0f;  // <d o k, y>
-#pragma unroll
-      for (int i = 0; i < P; ++i) {
-        const float proposed =
-            proposed_d(now.d.value[i], x[i], retention.of(now.retention, i), step, in.anchored);
-        lambda[i] = proposed >= in.box_min && proposed <= in.box_max ? gradient[i] : 0.0f;
-        share += lambda[i] * x[i];
-        written += now.d.value[i] * key[i] * y[i];
-      }
-      if (!chain.active) share = written = 0.0f;
-      const float along = args.detach ? 0.0f : warp_sum(share);
-      const float pull = c.feedback * along;
-#pragma unroll
-      for (int i = 0; i < P; ++i)  // eq. 11
-        gradient[i] = retention.of(now.retention, i) * lambda[i] + (key[i] * y[i] - pull * x[i]);
-
-      // The key: eq. 9, 10, then through its normalisation. <k, dk> needs no further sum over eq. 9, since
-      // <x, lambda> and <x, d> are known.
-      const float inverse_norm = in.divide_by_key_norm ? 1.0f / (c.plain + kKeyNormEpsilon) : 0.0f;
-      const float constant = step * along * inverse_norm;
-      const float through_d = args.detach ? 0.0f : 1.0f;
-      float along_key = 0.0f;
-      if (in.normalize)
-        along_key = warp_sum(written) + through_d * 2.0f * (step * along - pull * now.s - constant * c.plain);
-      float d_key[P];
-#pragma unroll
-      for (int i = 0; i < P; ++i) {
-        const float d_x = through_d * (step * lambda[i] - pull * now.d.value[i] - constant);
-        d_key[i] = 2.0f * key[i] * d_x + now.d.value[i] * y[i];
-        d_key[i] = c.rstd * (d_key[i] - key[i] * along_key);
-      }
-      store_row<T, P>(d_keys.at, d_key, chain.active);
-      d_keys.step(true);
-      if (args.detach) continue;
-
-      if (threadIdx.x == 0) {  // eq. 8
-        const float rate = in.divide_by_key_norm ? in.step_size * inverse_norm : in.step_size;
-        *d_betas.at = in.beta_aware ? rate * (1.0f - 2.0f * now.beta * now.s) * along : 0.0f;
-      }
-      d_betas.step(true);
-      if (in.retention != nullptr) {  // eq. 7
-        float through[P];
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < P; ++i) {
-          through[i] = lambda[i] * (in.anchored ? now.d.value[i] - 1.0f : now.d.value[i]);
-          sum += through[i];
-        }
-        if constexpr (Channel) {
-          store_row<float, P>(d_retention.at, through, chain.active);
-        } else {
-          sum = warp_sum(chain.active ? sum : 0.0f);
-          if (threadIdx.x == 0) *d_retention.at = sum;
-        }
-        d_retention.step(true);
-      }
+  /// Through the tokens of a block. `fetch(token)`: loads into `next` the one after `token`.
+  template <bool Fixed, typename Fetch>
+  __device__ void walk(Slot& slot, BackwardToken<P, Channel>& next, const Fetch& fetch) {
+    const WarpSumScale sum = warp_sum_scale(Fixed, 0);
+    const float half_unit = 0.5f * sum.unit;  // x is taken twice below
+    if (scan_lane() == 0) {
+      slot.inverse_scale = inverse_scale;
+      slot.sum_scale = half_unit;
     }
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) group[i] = next[i];
+    for (int token = Slot::kTokens - 1; token >= 0; --token) {
+      const BackwardToken<P, Channel> now = next;
+      float twice[P];  // 2 x where the clip was not active
+#pragma unroll
+      for (int i = 0; i < P; ++i) twice[i] = now.x[i] + fabsf(now.x[i]);
+      const float total = warp_total<Fixed>(shifted_dot<P>(gradient, twice, sum.shift));
+      fetch(token);
+      float lambda[P];
+      through_clip<P>(lambda, gradient, now.x);
+      const float feedback = now.coefficients.x * half_unit;
+      const float along = total - sum.zero;
+#pragma unroll
+      for (int i = 0; i < P; ++i) {
+        const float r = Channel ? now.retention[Channel ? i : 0] : now.coefficients.y;
+        const float rest = __fmaf_rn(r, lambda[i], now.through[i] * scale);
+        gradient[i] = __fmaf_rn(-feedback * fabsf(now.x[i]), along, rest);
+      }
+      if (scan_lane() == 0) slot.along[token] = along;
+    }
   }
-  if (args.d_initial != nullptr)
-    store_row<float, P>(args.d_initial + chain.state * in.key_size + chain.channel, gradient, chain.active);
+
+  __device__ void run(const PrecondScanBackwardArgs& args, const ScanChain<P>& chain, Slot* slots,
+                      int workers) {
+    const PrecondScanInputs& in = args.in;
+    const int64_t blocks = (chain.length + Slot::kTokens - 1) / Slot::kTokens;
+    const int64_t state = chain.state * in.key_size + chain.channel;
+#pragma unroll
+    for (int i = 0; i < P; ++i) gradient[i] = 0.0f;
+    if (args.d_final != nullptr && chain.active) load_row<float, P>(args.d_final + state).unpack(gradient);
+    BackwardToken<P, Channel> next;
+    int worker = 0;
+    if (blocks > 0) {
+      barrier_wait(ready_barrier(worker));
+      next.load(slots[worker], Slot::kTokens - 1);
+    }
+    for (int64_t block = blocks - 1; block >= 0; --block) {
+      Slot& slot = slots[worker];
+      const bool more = block > 0;
+      const int following = worker + 1 == workers ? 0 : worker + 1;
+      const auto fetch = [&](int token) {
+        if (token > 0) {
+          next.load(slot, token - 1);
+        } else {
+          if (more) barrier_wait(ready_barrier(following));
+          next.load(slots[more ? following : worker], Slot::kTokens - 1);
+        }
+      };
+      bool fixed = false;
+      if constexpr (kMayBeFixed) {
+        fixed = in.normalize && rescale(slot, static_cast<float>(in.key_size));
+      }
+      put_row<P>(slot.d_d, gradient);
+      if constexpr (kMayBeFixed) {
+        if (fixed) walk<true>(slot, next, fetch);
+      }
+      if (!fixed) walk<false>(slot, next, fetch);
+      barrier_arrive(done_barrier(worker));
+      worker = following;
+    }
+#pragma unroll
+    for (int i = 0; i < P; ++i) gradient[i] *= inverse_scale;
+    if (args.d_initial != nullptr) store_row<float, P>(args.d_initial + state, gradient, chain.active);
+  }
+};
+
+template <typename T, int P, bool Channel>
+__device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanChain<P>& chain,
+                                BackwardSlot<T, P, Channel>& slot, int worker, int workers) {
+  constexpr int kTokens = BackwardSlot<T, P, Channel>::kTokens;
+  const PrecondScanInputs& in = args.in;
+  const int64_t blocks = (chain.length + kTokens - 1) / kTokens;
+  const int lane = scan_lane();
+  const int own = lane % kTokens;  // the token whose numbers this lane works out
+  const int64_t HV = in.num_value_heads;
+  const int64_t row_stride = HV * in.key_size;
+  for (int64_t block = blocks - 1 - worker; block >= 0; block -= workers) {
+    const int64_t begin = chain.first + block * kTokens;
+    const int count = static_cast<int>(min(chain.length - block * kTokens, static_cast<int64_t>(kTokens)));
+    const int64_t pair = (begin + min(own, count - 1)) * HV + chain.head;
+    const int64_t row = (begin * HV + chain.head) * in.key_size + chain.channel;
+    const bool exists = own < count;
+    Row<T, P> key[kTokens];
+    load_rows<T, P>(key,
+                    static_cast<const T*>(in.k.data) + begin * in.k.token_stride +
+                        chain.key_head * in.k.head_stride + chain.channel,
+                    in.k.token_stride, count, chain.active);
+    Row<T, P> upstream[kTokens] = {};
+    const PrecondScanRows& y = args.d_write_key;
+    if (y.data != nullptr)
+      load_rows<T, P>(
+          upstream,
+          static_cast<const T*>(y.data) + begin * y.token_stride + chain.head * y.head_stride + chain.channel,
+          y.token_stride, count, chain.active);
+    PrecondScanToken numbers = args.tokens[pair];
+    float beta = in.beta[pair];
+    float retention = !Channel && in.retention != nullptr ? in.retention[pair] : 1.0f;
+    if (!exists) {  // a key of 0, which leaves the gradient as it is
+      numbers = {0.0f, 0.0f, 0.0f, 0.0f};
+      beta = 0.0f;
+      retention = 1.0f;
+    }
+    if constexpr (Channel) {
+#pragma unroll
+      for (int token = 0; token < kTokens; ++token) {
+        float values[P];
+        load_row<float, P>(in.retention + row + min(token, count - 1) * row_stride).unpack(values);
+#pragma unroll
+        for (int i = 0; i < P; ++i) values[i] = token < count ? values[i] : 1.0f;
+        put_row<P>(slot.retention[token], values);
+      }
+    }
+    const ScanCoefficients c =
+        exists ? scan_coefficients(in, beta, numbers.plain) : ScanCoefficients{0.0f, 0.0f};
+    if (lane < kTokens) slot.coefficients[own] = {c.feedback, retention};
+    // eq. 14
+    const float lost = c.feedback * numbers.plain * numbers.plain;
+    float growth =
+        fmaxf(1.0f, fmaxf(lost - (Channel ? 0.0f : retention), (Channel ? 1.0f : retention) - lost));
+#pragma unroll
+    for (int distance = kTokens / 2; distance > 0; distance /= 2)
+      growth *= __shfl_xor_sync(kFullWarp, growth, distance);
+
+    float d[kTokens][P];
+    {
+      float values[P] = {};
+      load_row<float, P>(args.block_d + ((chain.block + block) * HV + chain.head) * in.key_size +
+                         chain.channel)
+          .unpack(values);
+#pragma unroll
+      for (int i = 0; i < P; ++i) d[0][i] = values[i];
+    }
+    float written[kTokens];  // <d o k, y>
+    float square = 0.0f;
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+      key[token] = unit_key<T, P>(key[token], __shfl_sync(kFullWarp, numbers.rstd, token));
+      const float step = __shfl_sync(kFullWarp, numbers.step, token);
+      float r[P];
+      if constexpr (Channel) {
+        get_row<P>(r, slot.retention[token]);
+      } else {
+        const float of_token = __shfl_sync(kFullWarp, retention, token);
+#pragma unroll
+        for (int i = 0; i < P; ++i) r[i] = of_token;
+      }
+      float x[P];
+      float through[P];
+      key[token].unpack(x);
+      upstream[token].unpack(through);
+      written[token] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < P; ++i) {
+        through[i] = x[i] * through[i];
+        written[token] += d[token][i] * through[i];
+        square += through[i] * through[i];
+        x[i] = __fmul_rn(x[i], x[i]);
+        const float proposed = proposed_d(d[token][i], x[i], r[i], scan_anchor(r[i], in.anchored), step);
+        const float next = clipped(proposed, in);
+        if (token + 1 < kTokens) d[token + 1 < kTokens ? token + 1 : 0][i] = next;
+        x[i] = next == proposed ? x[i] : -x[i];
+      }
+      put_row<P>(slot.x[token], x);
+      put_row<P>(slot.through[token], through);
+    }
+    square = warp_sum(square);
+    if (lane == 0) slot.bound = {growth, sqrtf(kTokens * square) + kLostInSquares};
+    const float write = warp_sums<kTokens>(written);
+    if (!args.detach) {
+      barrier_arrive(ready_barrier(worker));
+      barrier_wait(done_barrier(worker));
+    }
+
+    // <lambda, x> (eq. 6) and what follows from it for a token as a whole. <k, dk> needs no further sum over
+    // eq. 9, since <x, lambda>, <x, d> and <1, x> are known.
+    float along = 0.0f;
+    float gradient[P] = {};
+    if (!args.detach) {
+      along = slot.along[own] * slot.sum_scale * slot.inverse_scale;
+      get_row<P>(gradient, slot.d_d);
+#pragma unroll
+      for (int i = 0; i < P; ++i) gradient[i] *= slot.inverse_scale;
+    }
+    const float inverse_norm = in.divide_by_key_norm ? 1.0f / (numbers.plain + kKeyNormEpsilon) : 0.0f;
+    const float step = args.detach ? 0.0f : numbers.step;
+    const float pull = c.feedback * along;
+    const float constant = step * along * inverse_norm;
+    const float along_key =
+        in.normalize ? write + 2.0f * (step * along - pull * numbers.s - constant * numbers.plain) : 0.0f;
+    if (lane < kTokens) slot.scalars[own] = {pull, step, 2.0f * constant + along_key, numbers.rstd};
+    if (!args.detach && exists && lane < kTokens) {  // eq. 8
+      const float rate = in.divide_by_key_norm ? in.step_size * inverse_norm : in.step_size;
+      args.d_beta[pair] = in.beta_aware ? rate * (1.0f - 2.0f * beta * numbers.s) * along : 0.0f;
+    }
+    __syncwarp();
+    float through_retention[kTokens];
+    T* target = static_cast<T*>(args.d_k) + row;
+#pragma unroll
+    for (int token = kTokens - 1; token >= 0; --token) {
+      float x[P];
+      float through[P];
+      float lambda[P];
+      float k[P];
+      float from[P];
+      float d_key[P];
+      get_row<P>(x, slot.x[token]);
+      get_row<P>(through, slot.through[token]);
+      const float4 scalars = slot.scalars[token];  // pull, step, constant along the key, rstd
+      key[token].unpack(k);
+      upstream[token].unpack(from);
+      through_clip<P>(lambda, gradient, x);
+      float sum = 0.0f;
+      float r[P];
+      if constexpr (Channel) {
+        get_row<P>(r, slot.retention[token]);
+      } else {
+        const float of_token = slot.coefficients[token].y;
+#pragma unroll
+        for (int i = 0; i < P; ++i) r[i] = of_token;
+      }
+      const float twice_step = 2.0f * scalars.y;
+      const float twice_pull = 2.0f * scalars.x;
+#pragma unroll
+      for (int i = 0; i < P; ++i) {
+        gradient[i] = r[i] * lambda[i] + through[i] - scalars.x * fabsf(x[i]);            // eq. 11
+        const float d_x = twice_step * lambda[i] - twice_pull * d[token][i] - scalars.z;  // eq. 9
+        d_key[i] = scalars.w * (k[i] * d_x + d[token][i] * from[i]);                      // eq. 10
+        lambda[i] *= in.anchored ? d[token][i] - 1.0f : d[token][i];                      // eq. 7
+        sum += lambda[i];
+      }
+      store_row<T, P>(target + token * row_stride, d_key, chain.active && token < count);
+      through_retention[token] = sum;
+      if constexpr (Channel) {
+        if (!args.detach)
+          store_row<float, P>(args.d_retention + row + token * row_stride, lambda,
+                              chain.active && token < count);
+      }
+    }
+    if constexpr (!Channel) {
+      if (!args.detach && in.retention != nullptr) {
+        const float sum = warp_sums<kTokens>(through_retention);
+        if (exists && lane < kTokens) args.d_retention[pair] = sum;
+      }
+    }
+    __syncwarp();  // the slot has been read
+  }
+}
+
+template <typename T, int P, bool Channel>
+__global__ void __launch_bounds__(kScanThreads, 1)
+    precond_scan_backward_kernel(const __grid_constant__ PrecondScanBackwardArgs args, int workers) {
+  using Slot = BackwardSlot<T, P, Channel>;
+  extern __shared__ __align__(16) unsigned char memory[];
+  Slot* slots = reinterpret_cast<Slot*>(memory);
+  const ScanChain<P> chain(args.in, Slot::kTokens);
+  const int warp = scan_warp();
+  const int worker = warp - 1 - (warp > kScanIdleWarp ? 1 : 0);
+  if (warp == 0) {
+    if (!args.detach) BackwardChain<T, P, Channel>().run(args, chain, slots, workers);
+  } else if (warp != kScanIdleWarp && worker < workers) {
+    backward_worker<T, P, Channel>(args, chain, slots[worker], worker, workers);
+  }
 }
 
 }  // namespace
 
 void launch(const PrecondScanBackwardArgs& args, CUstream_st* stream) {
-  const int64_t chains = args.in.num_sequences * args.in.num_value_heads;
-  if (chains == 0 || args.in.key_size == 0) return;
+  if (args.in.num_sequences * args.in.num_value_heads == 0 || args.in.key_size == 0) return;
   by_key(args.in, [&](auto type, auto channels, auto channel_retention) {
-    precond_scan_backward_kernel<decltype(type), decltype(channels)::value,
-                                 decltype(channel_retention)::value>
-        <<<static_cast<unsigned>(chains), kWarpSize, 0, stream>>>(args);
+    using T = decltype(type);
+    constexpr int P = decltype(channels)::value;
+    constexpr bool kChannel = decltype(channel_retention)::value;
+    launch_scan<BackwardSlot<T, P, kChannel>>(precond_scan_backward_kernel<T, P, kChannel>, args, stream);
   });
-  OSDN_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace osdn::kernels

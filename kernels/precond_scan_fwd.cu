@@ -1,178 +1,291 @@
-// Forward preconditioner scan (docs/ops/precond_scan.md eq. 1-5). A first kernel makes each token's
-// coefficients, a warp a token and head; then one warp a (sequence, value head) walks through the tokens. No
-// shared memory. Any architecture from 8.0 on.
+// Forward preconditioner scan (docs/ops/precond_scan.md eq. 1-5), one launch. A block of threads per chain:
+// the chain's warp does only what the next token waits for, the workers all the rest. Any architecture from
+// 8.0 on.
 #include "kernels/detail/precond_scan_chain.cuh"
+#include "kernels/detail/residual_terms.cuh"
 
 namespace osdn::kernels {
 namespace {
 
-constexpr int kCoefficientThreads = 256;
-constexpr int kLanesPerRow = 8;           // of the coefficients
-constexpr float kUnitEpsilon = 1e-6f;     // inside the root of the key's norm
-constexpr float kKeyNormEpsilon = 1e-5f;  // added to the denominator
-constexpr float kFixedPointBox = 8.0f;    // largest d for which sums over unit keys are taken in fixed point
+constexpr float kFixedPointBox = 8.0f;  // largest d for which sums over unit keys are taken in fixed point
 
-/// Sum over the lanes of a row, the same in all of them.
-__device__ float row_sum(float value) {
-#pragma unroll
-  for (int distance = kLanesPerRow / 2; distance > 0; distance /= 2)
-    value += __shfl_xor_sync(0xffffffffu, value, distance);
-  return value;
-}
-
-template <typename T, int P>
-__global__ void __launch_bounds__(kCoefficientThreads)
-    precond_scan_coefficients_kernel(const __grid_constant__ PrecondScanForwardArgs args) {
-  const PrecondScanInputs& in = args.in;
-  const int64_t pairs = in.num_tokens * in.num_value_heads;
-  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kCoefficientThreads + threadIdx.x) / kLanesPerRow;
-  const int64_t pair = min(row, pairs - 1);  // lanes without a row help in the sums of their warp
-  const int lane = static_cast<int>(threadIdx.x) % kLanesPerRow;
-  const int64_t token = pair / in.num_value_heads;
-  const int key_head = static_cast<int>(pair % in.num_value_heads) / (in.num_value_heads / in.num_key_heads);
-  const T* source =
-      static_cast<const T*>(in.k.data) + token * in.k.token_stride + key_head * in.k.head_stride;
-  constexpr int kRounds = kWarpSize / kLanesPerRow;
-  Row<T, P> given[kRounds];
-  float key[P];
-  float sum = 0.0f;
-#pragma unroll
-  for (int round = 0; round < kRounds; ++round) {
-    const int channel = (round * kLanesPerRow + lane) * P;
-    if (channel >= in.key_size) break;
-    given[round] = load_row<T, P>(source + channel);
-    given[round].unpack(key);
-#pragma unroll
-    for (int i = 0; i < P; ++i) sum += key[i] * key[i];
-  }
-  PrecondScanCoefficients out;
-  out.rstd = in.normalize ? 1.0f / sqrtf(row_sum(sum) + kUnitEpsilon) : 1.0f;
-  sum = 0.0f;
-#pragma unroll
-  for (int round = 0; round < kRounds; ++round) {
-    if ((round * kLanesPerRow + lane) * P >= in.key_size) break;
-    float x[P];
-    unit_key<T, P>(key, x, given[round], out.rstd);
-#pragma unroll
-    for (int i = 0; i < P; ++i) sum += x[i];
-  }
-  out.plain = row_sum(sum);
-  if (lane != 0 || row >= pairs) return;
-  const float beta = in.beta[pair];
-  const float rate = in.divide_by_key_norm ? in.step_size / (out.plain + kKeyNormEpsilon) : in.step_size;
-  out.gain = in.beta_aware ? rate * beta : rate;
-  out.feedback = in.beta_aware ? rate * beta * beta : rate;
-  args.coefficients[pair] = out;
-}
-
+/// A block of tokens on its way: by the worker x, coefficients and retention, by the chain d and the totals.
 template <typename T, int P, bool Channel>
-struct ForwardToken {
-  Row<T, P> key;
-  Row<float, Channel ? P : 1> retention;
-  PrecondScanCoefficients coefficients;
+struct ForwardSlot {
+  static constexpr int kTokens = kScanTokens<T, P, Channel>;
+  alignas(16) float x[kTokens][kWarpSize * P];
+  alignas(16) float retention[Channel ? kTokens : 1][Channel ? kWarpSize * P : 4];
+  alignas(16) float d[kWarpSize * P];  // at the first token
+  float4 coefficients[kTokens];        // step = x - y * total; retention z and anchor w of all channels
+  float total[kTokens];                // of <d, x> as WarpSumScale reads it
 };
 
-template <typename T, int P, bool Channel, bool Fixed>
-__global__ void __launch_bounds__(kWarpSize)
-    precond_scan_forward_kernel(const __grid_constant__ PrecondScanForwardArgs args) {
-  constexpr int kGroup = kScanGroup<ForwardToken<T, P, Channel>>;
+/// One token in the chain's registers.
+template <int P, bool Channel>
+struct ForwardToken {
+  float x[P];
+  float4 coefficients;
+  float retention[Channel ? P : 1];
+
+  template <typename Slot>
+  __device__ void load(const Slot& slot, int token) {
+    get_row<P>(x, slot.x[token]);
+    coefficients = slot.coefficients[token];
+    if constexpr (Channel) get_row<P>(retention, slot.retention[token]);
+  }
+  __device__ float step(float total) const { return __fmaf_rn(-coefficients.y, total, coefficients.x); }
+  __device__ float next(float d, int i, float step, const PrecondScanInputs& in) const {
+    const float r = Channel ? retention[Channel ? i : 0] : coefficients.z;
+    const float anchor = Channel ? scan_anchor(r, in.anchored) : coefficients.w;
+    return clipped(proposed_d(d, x[i], r, anchor, step), in);
+  }
+};
+
+template <bool Fixed, typename T, int P, bool Channel>
+__device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChain<P>& chain,
+                              ForwardSlot<T, P, Channel>* slots, int workers, const WarpSumScale& scale) {
+  using Slot = ForwardSlot<T, P, Channel>;
   const PrecondScanInputs& in = args.in;
-  const ScanChain<P> chain(in);
+  const int64_t blocks = (chain.length + Slot::kTokens - 1) / Slot::kTokens;
   float d[P];
   load_row<float, P>(args.initial + (args.shared_initial ? chain.head : chain.state) * in.key_size +
                      chain.channel)
       .unpack(d);
-
-  Walk<const T> keys = walk_rows<T>(in.k, chain, chain.key_head, 0, 1);
-  Walk<PrecondScanCoefficients> coefficients = walk_array(args.coefficients, in, chain, 1, 0, 0, 1);
-  RetentionWalk<P, Channel> retention(in, chain, args.coefficients, 0, 1);
-  int loaded = 0;
-  const auto load_next = [&] {  // past the end the last token again, which nobody uses
-    const ForwardToken<T, P, Channel> token = {load_row<T, P>(keys.at), retention.load(), *coefficients.at};
-    const bool more = ++loaded < chain.length;
-    keys.step(more);
-    coefficients.step(more);
-    retention.walk.step(more);
-    return token;
-  };
-  Walk<T> write_keys =
-      walk_array(static_cast<T*>(args.write_key), in, chain, in.key_size, chain.channel, 0, 1);
-  Walk<float> all_d = walk_array(args.d, in, chain, in.key_size, chain.channel, 0, 1);
-  Walk<float> all_s = walk_array(args.s, in, chain, 1, 0, 0, 1);
-  const bool keep = args.d != nullptr && chain.active;
-
-  // A group of tokens is in work while the next one is loaded: loads that are waited for one by one would
-  // share the few counters a warp has for them, and each wait would be for the last.
-  ForwardToken<T, P, Channel> group[kGroup];
-  const auto load_group = [&](ForwardToken<T, P, Channel>(&into)[kGroup]) {
+  ForwardToken<P, Channel> next;
+  int worker = 0;
+  if (blocks > 0) {
+    barrier_wait(ready_barrier(worker));
+    next.load(slots[worker], 0);
+  }
+  for (int64_t block = 0; block < blocks; ++block) {
+    Slot& slot = slots[worker];
+    const bool more = block + 1 < blocks;
+    const int following = worker + 1 == workers ? 0 : worker + 1;
+    put_row<P>(slot.d, d);
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) into[i] = load_next();
-  };
-  if (chain.length > 0) load_group(group);
-  for (int begin = 0; begin < chain.length; begin += kGroup) {
-    ForwardToken<T, P, Channel> next[kGroup];
-    load_group(next);
+    for (int token = 0; token < Slot::kTokens; ++token) {
+      const ForwardToken<P, Channel> now = next;
+      const float total = warp_total<Fixed>(shifted_dot<P>(d, now.x, scale.shift));
+      if (token + 1 < Slot::kTokens) {
+        next.load(slot, token + 1);
+      } else {
+        if (more) barrier_wait(ready_barrier(following));
+        next.load(slots[more ? following : worker], 0);
+      }
+      const float step = now.step(total);
 #pragma unroll
-    for (int slot = 0; slot < kGroup; ++slot) {
-      if (begin + slot >= chain.length) break;
-      const ForwardToken<T, P, Channel>& now = group[slot];
-      float key[P];
-      float x[P];
-      unit_key<T, P>(key, x, now.key, now.coefficients.rstd);
-      float share = 0.0f;
-#pragma unroll
-      for (int i = 0; i < P; ++i) share += d[i] * x[i];
-      if (!chain.active) share = 0.0f;
-      const float s = Fixed ? warp_sum_fixed(share) : warp_sum(share);
-      const float step = scan_step(now.coefficients, s);
-      float written[P];
-#pragma unroll
-      for (int i = 0; i < P; ++i) written[i] = d[i] * key[i];
-      store_row<T, P>(write_keys.at, written, chain.active);
-      store_row<float, P>(all_d.at, d, keep);
-      if (threadIdx.x == 0) *all_s.at = s;
-      write_keys.step(true);
-      all_d.step(true);
-      all_s.step(true);
-#pragma unroll
-      for (int i = 0; i < P; ++i)
-        d[i] = fminf(
-            fmaxf(proposed_d(d[i], x[i], retention.of(now.retention, i), step, in.anchored), in.box_min),
-            in.box_max);
+      for (int i = 0; i < P; ++i) d[i] = now.next(d[i], i, step, in);
+      if (scan_lane() == 0) slot.total[token] = total;
     }
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) group[i] = next[i];
+    barrier_arrive(done_barrier(worker));
+    worker = following;
   }
   store_row<float, P>(args.final_d + chain.state * in.key_size + chain.channel, d, chain.active);
+}
+
+/// The terms of a block's d and retention; its slot as the chain left it.
+template <typename Slot, int P, bool Channel>
+__device__ void add_scales(LaneResiduals& terms, const PrecondScanInputs& in, const Slot& slot, int count,
+                           bool active) {
+  float d[P];
+  get_row<P>(d, slot.d);
+  float sum = 0.0f;
+  float smallest = INFINITY;
+  float largest = -INFINITY;
+  int at_box = 0;
+#pragma unroll 1
+  for (int token = 0; token < count; ++token) {
+    ForwardToken<P, Channel> now;
+    now.load(slot, token);
+    const float step = now.step(slot.total[token]);
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      sum += d[i];
+      smallest = fminf(smallest, d[i]);
+      largest = fmaxf(largest, d[i]);
+      at_box += d[i] == in.box_min || d[i] == in.box_max ? 1 : 0;
+      d[i] = now.next(d[i], i, step, in);
+    }
+    if constexpr (Channel) {
+      float retention = 0.0f;
+#pragma unroll
+      for (int i = 0; i < P; ++i) retention += now.retention[i];
+      terms.retention_sum += active ? retention : 0.0f;
+      terms.retention_count += active ? P : 0;
+    }
+  }
+  if (!active) return;
+  terms.scale_count = count * P;
+  terms.scale_sum = sum;
+  terms.scale_min = smallest;
+  terms.scale_max = largest;
+  terms.scale_at_box = at_box;
+}
+
+template <typename T, int P, bool Channel>
+__device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanChain<P>& chain,
+                               ForwardSlot<T, P, Channel>& slot, int worker, int workers,
+                               const WarpSumScale& scale, double (&statistics)[kResidualTerms]) {
+  constexpr int kTokens = ForwardSlot<T, P, Channel>::kTokens;
+  const PrecondScanInputs& in = args.in;
+  const int64_t blocks = (chain.length + kTokens - 1) / kTokens;
+  const int lane = scan_lane();
+  const int own = lane % kTokens;  // the token whose numbers this lane works out
+  const int64_t HV = in.num_value_heads;
+  for (int64_t block = worker; block < blocks; block += workers) {
+    const int64_t begin = chain.first + block * kTokens;
+    const int count = static_cast<int>(min(chain.length - block * kTokens, static_cast<int64_t>(kTokens)));
+    const int64_t pair = (begin + min(own, count - 1)) * HV + chain.head;
+    const bool exists = own < count;
+    const float beta = exists ? in.beta[pair] : 0.0f;
+    const float retention = !Channel && in.retention != nullptr && exists ? in.retention[pair] : 1.0f;
+    Row<T, P> key[kTokens];
+    load_rows<T, P>(key,
+                    static_cast<const T*>(in.k.data) + begin * in.k.token_stride +
+                        chain.key_head * in.k.head_stride + chain.channel,
+                    in.k.token_stride, count, chain.active);
+    if constexpr (Channel) {
+      const float* rows = in.retention + (begin * HV + chain.head) * in.key_size + chain.channel;
+#pragma unroll
+      for (int token = 0; token < kTokens; ++token) {
+        float row[P];
+        load_row<float, P>(rows + min(token, count - 1) * HV * in.key_size).unpack(row);
+#pragma unroll
+        for (int i = 0; i < P; ++i) row[i] = token < count ? row[i] : 1.0f;
+        put_row<P>(slot.retention[token], row);
+      }
+    }
+    float values[P];
+    float sums[kTokens];
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+      key[token].unpack(values);
+      sums[token] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < P; ++i) sums[token] += values[i] * values[i];
+    }
+    float rstd = in.normalize ? 1.0f / sqrtf(warp_sums<kTokens>(sums) + kUnitEpsilon) : 1.0f;
+    if (!exists) rstd = 0.0f;  // keys of 0, which leave d as it is
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+      key[token] = unit_key<T, P>(key[token], __shfl_sync(kFullWarp, rstd, token));
+      key[token].unpack(values);
+      sums[token] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < P; ++i) {
+        values[i] = __fmul_rn(values[i], values[i]);
+        sums[token] += values[i];
+      }
+      put_row<P>(slot.x[token], values);
+    }
+    const float plain = warp_sums<kTokens>(sums);
+    const ScanCoefficients c = exists ? scan_coefficients(in, beta, plain) : ScanCoefficients{0.0f, 0.0f};
+    // gain - feedback s, in terms of the total
+    const float4 coefficients = {__fmaf_rn(c.feedback, scale.zero * scale.unit, c.gain),
+                                 c.feedback * scale.unit, retention, scan_anchor(retention, in.anchored)};
+    if (lane < kTokens) slot.coefficients[own] = coefficients;
+    barrier_arrive(ready_barrier(worker));
+
+    barrier_wait(done_barrier(worker));
+    float d[P];
+    get_row<P>(d, slot.d);
+    if (args.block_d != nullptr)
+      store_row<float, P>(
+          args.block_d + ((chain.block + block) * HV + chain.head) * in.key_size + chain.channel, d,
+          chain.active);
+    const float s = (slot.total[own] - scale.zero) * scale.unit;
+    if (args.tokens != nullptr && exists && lane < kTokens)
+      args.tokens[pair] = {rstd, plain, s, __fmaf_rn(-coefficients.y, slot.total[own], coefficients.x)};
+    T* target = static_cast<T*>(args.write_key) + (begin * HV + chain.head) * in.key_size + chain.channel;
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+      ForwardToken<P, Channel> now;
+      now.coefficients = slot.coefficients[token];
+      if constexpr (Channel) get_row<P>(now.retention, slot.retention[token]);
+      const float step = now.step(slot.total[token]);
+      key[token].unpack(values);
+      float written[P];
+#pragma unroll
+      for (int i = 0; i < P; ++i) {
+        now.x[i] = __fmul_rn(values[i], values[i]);
+        written[i] = d[i] * values[i];
+        d[i] = now.next(d[i], i, step, in);
+      }
+      store_row<T, P>(target + token * HV * in.key_size, written, chain.active && token < count);
+    }
+    if (args.statistics != nullptr) {
+      LaneResiduals terms;
+      add_scales<ForwardSlot<T, P, Channel>, P, Channel>(terms, in, slot, count, chain.active);
+      if (exists && lane < kTokens) {
+        terms.add_write(beta * s, beta * plain, beta);
+        if (!Channel && in.retention != nullptr) {
+          terms.retention_count += 1;
+          terms.retention_sum += retention;
+        }
+      }
+      terms.merge_into(statistics);
+    }
+    __syncwarp();  // the slot has been read
+  }
+}
+
+template <typename T, int P, bool Channel>
+__global__ void __launch_bounds__(kScanThreads, 2)
+    precond_scan_forward_kernel(const __grid_constant__ PrecondScanForwardArgs args, int workers) {
+  using Slot = ForwardSlot<T, P, Channel>;
+  extern __shared__ __align__(16) unsigned char memory[];
+  Slot* slots = reinterpret_cast<Slot*>(memory);
+  const PrecondScanInputs& in = args.in;
+  const ScanChain<P> chain(in, Slot::kTokens);
+  // A unit key bounds <d, x> by the largest |d|, which is the box's but for the first d. fp32 keys are for
+  // accuracy, not for speed.
+  float largest = fmaxf(fabsf(in.box_min), fabsf(in.box_max));
+  {
+    float d[P];
+    load_row<float, P>(args.initial + (args.shared_initial ? chain.head : chain.state) * in.key_size +
+                       chain.channel)
+        .unpack(d);
+#pragma unroll
+    for (int i = 0; i < P; ++i) largest = fmaxf(largest, fabsf(d[i]));
+  }
+  largest = __uint_as_float(__reduce_max_sync(kFullWarp, __float_as_uint(largest)));
+  const bool fixed = std::is_same_v<T, __nv_bfloat16> && in.normalize && largest <= kFixedPointBox;
+  int bits = 22;  // so that 2^22 units exceed the sum
+  for (float bound = 1.0f; bits > 18 && largest * 1.03125f >= bound; bound *= 2.0f) --bits;
+  const WarpSumScale scale = warp_sum_scale(fixed, bits);
+
+  __shared__ double parts[kScanWarps][kResidualTerms];
+  const int warp = scan_warp();
+  const int worker = warp - 1 - (warp > kScanIdleWarp ? 1 : 0);
+  if (scan_lane() < kResidualTerms) parts[warp][scan_lane()] = neutral_residual_term(scan_lane());
+  __syncwarp();
+  if (warp == 0) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      if (fixed) forward_chain<true, T, P, Channel>(args, chain, slots, workers, scale);
+    }
+    if (!fixed) forward_chain<false, T, P, Channel>(args, chain, slots, workers, scale);
+  } else if (warp != kScanIdleWarp && worker < workers) {
+    forward_worker<T, P, Channel>(args, chain, slots[worker], worker, workers, scale, parts[warp]);
+  }
+  if (args.statistics == nullptr) return;
+  __syncthreads();
+  const int term = static_cast<int>(threadIdx.x);
+  if (term >= kResidualTerms) return;
+  double all = parts[0][term];
+  for (int part = 1; part < kScanWarps; ++part) all = merge_residual_term(term, all, parts[part][term]);
+  args.statistics[static_cast<int64_t>(blockIdx.x) * kResidualTerms + term] = all;
 }
 
 }  // namespace
 
 void launch(const PrecondScanForwardArgs& args, CUstream_st* stream) {
-  const PrecondScanInputs& in = args.in;
-  const int64_t pairs = in.num_tokens * in.num_value_heads;
-  const int64_t chains = in.num_sequences * in.num_value_heads;
-  if (chains == 0 || in.key_size == 0) return;
-  // A unit key bounds <d, x> by the box. fp32 keys are for accuracy, not for speed.
-  const bool fixed = in.normalize && in.box_max <= kFixedPointBox && in.box_min >= -kFixedPointBox;
-  by_key(in, [&](auto type, auto channels, auto channel_retention) {
+  if (args.in.num_sequences * args.in.num_value_heads == 0 || args.in.key_size == 0) return;
+  by_key(args.in, [&](auto type, auto channels, auto channel_retention) {
     using T = decltype(type);
     constexpr int P = decltype(channels)::value;
     constexpr bool kChannel = decltype(channel_retention)::value;
-    if (pairs > 0)
-      precond_scan_coefficients_kernel<T, P>
-          <<<static_cast<unsigned>((pairs * kLanesPerRow + kCoefficientThreads - 1) / kCoefficientThreads),
-             kCoefficientThreads, 0, stream>>>(args);
-    const auto blocks = static_cast<unsigned>(chains);
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      if (fixed) {
-        precond_scan_forward_kernel<T, P, kChannel, true><<<blocks, kWarpSize, 0, stream>>>(args);
-        return;
-      }
-    }
-    precond_scan_forward_kernel<T, P, kChannel, false><<<blocks, kWarpSize, 0, stream>>>(args);
+    launch_scan<ForwardSlot<T, P, kChannel>>(precond_scan_forward_kernel<T, P, kChannel>, args, stream);
   });
-  OSDN_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace osdn::kernels

@@ -1,5 +1,6 @@
-// What both passes of the preconditioner scan share on the device: where a warp's chain lies, what a token
-// brings, and the update of d, which the reverse pass repeats bit for bit to know where the clip was active.
+// What both passes of the preconditioner scan share on the device (docs/ops/precond_scan.md, CUDA): the roles
+// of a block's warps, where its chain lies, sums over a warp in fixed point, and the update of d, which the
+// passes repeat bit for bit.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,109 +13,212 @@
 
 namespace osdn::kernels {
 
-/// Tokens that are loaded together, a group ahead of the one in work: hides the latency of memory behind the
-/// chain of dependent steps, as far as the registers go.
-template <typename Token>
-constexpr int kScanGroup = sizeof(Token) <= 40   ? 8
-                           : sizeof(Token) <= 64 ? 6
-                           : sizeof(Token) <= 88 ? 4
-                                                 : 2;
+// Warp 0 walks along the chain; the workers prepare blocks of tokens for it and finish them. The scheduler
+// that warp 0 is on has no other warp to issue: warp 4 idles.
+constexpr int kScanWorkers = 6;
+constexpr int kScanWarps = 8;
+constexpr int kScanThreads = kScanWarps * kWarpSize;
+constexpr int kScanIdleWarp = 4;
+constexpr float kUnitEpsilon = 1e-6f;     // inside the root of the key's norm
+constexpr float kKeyNormEpsilon = 1e-5f;  // added to the denominator
+constexpr unsigned kFullWarp = 0xffffffffu;
 
-/// One (sequence, value head), the work of a block of one warp.
+__device__ inline int scan_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
+__device__ inline int scan_warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
+
+// Barriers between the chain's warp and a worker. `ready`: the worker's block is in shared memory; `done`:
+// the chain has walked through it.
+constexpr int kScanPair = 2 * kWarpSize;
+__device__ inline int ready_barrier(int worker) { return 1 + worker; }
+__device__ inline int done_barrier(int worker) { return 1 + kScanWorkers + worker; }
+__device__ inline void barrier_arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kScanPair) : "memory");
+}
+__device__ inline void barrier_wait(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kScanPair) : "memory");
+}
+
+template <typename T, int P, bool Channel>
+constexpr int kScanTokens = precond_scan_block(P, std::is_same_v<T, __nv_bfloat16>, Channel);
+
+/// One (sequence, value head), the work of a block.
 template <int P>
 struct ScanChain {
-  int64_t first;  // token in the pack
-  int length;     // tokens
-  int64_t state;  // row of the [S, HV, K] arrays
+  int64_t first;   // token in the pack
+  int64_t length;  // tokens
+  int64_t state;   // row of the [S, HV, K] arrays
+  int64_t block;   // row of the kept d of the first block
   int head;
   int key_head;
-  int channel;  // first of this lane's; of the first lane's, to be read only, where it has none
+  int channel;  // first of this lane's; 0 where it has none
   bool active;  // whether the lane has channels
 
-  __device__ explicit ScanChain(const PrecondScanInputs& in) {
+  __device__ ScanChain(const PrecondScanInputs& in, int block_tokens) {
     const int64_t sequence = in.order[blockIdx.x / in.num_value_heads];
     head = static_cast<int>(blockIdx.x % in.num_value_heads);
     key_head = head / (in.num_value_heads / in.num_key_heads);
     first = in.offsets[sequence];
-    length = static_cast<int>(in.offsets[sequence + 1] - first);
+    length = in.offsets[sequence + 1] - first;
     state = sequence * in.num_value_heads + head;
-    active = static_cast<int>(threadIdx.x) * P < in.key_size;
-    channel = active ? static_cast<int>(threadIdx.x) * P : 0;
+    block = first / block_tokens + sequence;
+    active = scan_lane() * P < in.key_size;
+    channel = active ? scan_lane() * P : 0;
   }
 };
 
-/// An array walked token by token: where one token's part lies, and how far the next one's.
-template <typename T>
-struct Walk {
-  T* at = nullptr;
-  int64_t stride = 0;  // in T
-
-  __device__ void step(bool more) { at += more ? stride : 0; }
-};
-
-/// This lane's channels of [N, heads, K] rows, from token `token` of the chain in steps of `direction`.
-template <typename T, int P>
-__device__ Walk<const T> walk_rows(const PrecondScanRows& rows, const ScanChain<P>& chain, int head,
-                                   int token, int direction) {
-  return {static_cast<const T*>(rows.data) + (chain.first + token) * rows.token_stride +
-              head * rows.head_stride + chain.channel,
-          direction * rows.token_stride};
+/// A lane's channels of a row in shared memory: [P / 4][lane][4], so that the accesses of a warp are
+/// contiguous.
+template <int P>
+__device__ void put_row(float* row, const float (&values)[P]) {
+  constexpr int kVector = P < 4 ? P : 4;
+#pragma unroll
+  for (int part = 0; part < P / kVector; ++part) {
+    Row<float, kVector> vector;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) vector.value[i] = values[part * kVector + i];
+    reinterpret_cast<Row<float, kVector>*>(row)[part * kWarpSize + scan_lane()] = vector;
+  }
+}
+template <int P>
+__device__ void get_row(float (&values)[P], const float* row) {
+  constexpr int kVector = P < 4 ? P : 4;
+#pragma unroll
+  for (int part = 0; part < P / kVector; ++part) {
+    const Row<float, kVector> vector =
+        reinterpret_cast<const Row<float, kVector>*>(row)[part * kWarpSize + scan_lane()];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) values[part * kVector + i] = vector.value[i];
+  }
 }
 
-/// The same of a contiguous [N, HV, width] array, from column `column`.
-template <typename T, int P>
-__device__ Walk<T> walk_array(T* array, const PrecondScanInputs& in, const ScanChain<P>& chain, int width,
-                              int column, int token, int direction) {
-  return {array + ((chain.first + token) * in.num_value_heads + chain.head) * width + column,
-          static_cast<int64_t>(direction) * in.num_value_heads * width};
+/// A lane's channels of `count` (at least 1) rows from `at` on, `stride` numbers apart; beyond them the last
+/// again. Zeros where the lane has no channels.
+template <typename T, int P, int Count>
+__device__ void load_rows(Row<T, P> (&rows)[Count], const T* at, int64_t stride, int count, bool active) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    rows[i] = load_row<T, P>(at);
+    at += i + 1 < count ? stride : 0;
+  }
+  if (!active) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) rows[i] = {};
+  }
 }
 
-/// The retention of a lane's channels: P numbers a token with channel retention, else one. Without retention
-/// it reads what `stand_in` holds, so that loads need no condition.
-template <int P, bool Channel>
-struct RetentionWalk {
-  Walk<const float> walk;
-  bool given;
-
-  __device__ RetentionWalk(const PrecondScanInputs& in, const ScanChain<P>& chain, const void* stand_in,
-                           int token, int direction)
-      : walk(walk_array<const float>(in.retention, in, chain, Channel ? in.key_size : 1,
-                                     Channel ? chain.channel : 0, token, direction)),
-        given(in.retention != nullptr) {
-    if (!given) walk = {static_cast<const float*>(stand_in), 0};
-  }
-
-  __device__ Row<float, Channel ? P : 1> load() const {
-    return load_row < float, Channel ? P : 1 > (walk.at);
-  }
-  /// Of channel `i`, from what load() gave.
-  __device__ float of(const Row<float, Channel ? P : 1>& row, int i) const {
-    return given ? row.value[Channel ? i : 0] : 1.0f;
-  }
+/// Sums over the warp in one integer instruction and without conversions: a lane adds its share to `shift`,
+/// so large that the sum's last bit is the unit; the integer sum of the 32 bit patterns, read as a float, is
+/// linear in the sum of the shares. The shares and their sum must stay within 2^22 units. All zero: plain
+/// float sums by shuffles.
+struct WarpSumScale {
+  float shift;  // added to a lane's share before the sum
+  float zero;   // what a sum of 0 reads as
+  float unit;   // sum = (read - zero) * unit, exactly
 };
 
-/// The unit key of a lane's channels, rounded to the keys' type, and its squares, from the key as given.
+/// The unit is 2^-bits, 16 <= bits <= 22 or 0.
+__device__ inline WarpSumScale warp_sum_scale(bool fixed, int bits) {
+  if (!fixed) return {0.0f, 0.0f, 1.0f};
+  // 1.5 * 2^23 units, which leaves the sign of a share free, and 2^17 more: 32 times that keeps the mantissa
+  // of the total positive.
+  const uint32_t shift = 0x4b420000u - (static_cast<uint32_t>(bits) << 23);
+  const uint32_t zero = shift * kWarpSize;
+  const int exponent = static_cast<int>(zero >> 23) - 127;
+  return {__uint_as_float(shift), __uint_as_float(zero),
+          __uint_as_float(static_cast<uint32_t>(127 + 23 - exponent - bits) << 23)};
+}
+
+/// sum a[i] b[i] + shift, in a tree.
+template <int P>
+__device__ float shifted_dot(const float (&a)[P], const float (&b)[P], float shift) {
+  if constexpr (P == 1) {
+    return __fmaf_rn(a[0], b[0], shift);
+  } else {
+    float even = __fmul_rn(a[0], b[0]);
+    float odd = __fmaf_rn(a[1], b[1], shift);
+#pragma unroll
+    for (int i = 2; i < P; i += 2) {
+      even = __fmaf_rn(a[i], b[i], even);
+      odd = __fmaf_rn(a[i + 1], b[i + 1], odd);
+    }
+    return __fadd_rn(even, odd);
+  }
+}
+
+/// Total of shifted_dot over the warp, to be read by WarpSumScale.
+template <bool Fixed>
+__device__ float warp_total(float shifted) {
+  if constexpr (Fixed) return __uint_as_float(__reduce_add_sync(kFullWarp, __float_as_uint(shifted)));
+  return warp_sum(shifted);
+}
+
+/// The first `Half` values become those of this lane's half of the 2 * Half, summed over two lanes.
+template <int Half, int Count>
+__device__ void fold_values(float (&values)[Count]) {
+  if constexpr (Half > 0) {
+    const bool upper = (scan_lane() & Half) != 0;
+#pragma unroll
+    for (int i = 0; i < Half; ++i) {
+      const float kept = upper ? values[i + Half] : values[i];
+      const float given = upper ? values[i] : values[i + Half];
+      values[i] = kept + __shfl_xor_sync(kFullWarp, given, Half);
+    }
+    fold_values<Half / 2>(values);
+  }
+}
+
+/// Sums of `Count` (a power of two) values over the warp at once: lane l gets that of values[l % Count]. The
+/// tree of additions is the same for every one of them.
+template <int Count>
+__device__ float warp_sums(float (&values)[Count]) {
+  fold_values<Count / 2>(values);
+  float sum = values[0];
+#pragma unroll
+  for (int distance = Count; distance < kWarpSize; distance *= 2)
+    sum += __shfl_xor_sync(kFullWarp, sum, distance);
+  return sum;
+}
+
+/// The unit key of a lane's channels, rounded to the keys' type, from the key as given.
 template <typename T, int P>
-__device__ void unit_key(float (&key)[P], float (&x)[P], const Row<T, P>& given, float rstd) {
+__device__ Row<T, P> unit_key(const Row<T, P>& given, float rstd) {
+  float key[P];
   given.unpack(key);
 #pragma unroll
   for (int i = 0; i < P; ++i) key[i] = __fmul_rn(key[i], rstd);
   Row<T, P> rounded;
   rounded.pack(key);
-  rounded.unpack(key);
-#pragma unroll
-  for (int i = 0; i < P; ++i) x[i] = __fmul_rn(key[i], key[i]);
+  return rounded;
 }
 
-__device__ inline float scan_step(const PrecondScanCoefficients& c, float s) {
-  return __fmaf_rn(-c.feedback, s, c.gain);
+/// The step is gain - feedback * s (eq. 2, 3).
+struct ScanCoefficients {
+  float gain;
+  float feedback;
+};
+__device__ inline ScanCoefficients scan_coefficients(const PrecondScanInputs& in, float beta, float plain) {
+  const float rate = in.divide_by_key_norm ? in.step_size / (plain + kKeyNormEpsilon) : in.step_size;
+  return in.beta_aware ? ScanCoefficients{rate * beta, rate * beta * beta} : ScanCoefficients{rate, rate};
 }
 
-/// d of the next token before its clip (eq. 4, 5).
-__device__ inline float proposed_d(float d, float x, float retention, float step, bool anchored) {
-  const float kept = anchored ? __fmaf_rn(retention, __fadd_rn(d, -1.0f), 1.0f) : __fmul_rn(retention, d);
-  return __fmaf_rn(step, x, kept);
+/// What is kept of d (eq. 4) as retention * d + anchor: the anchor belonging to a retention.
+__device__ inline float scan_anchor(float retention, bool anchored) {
+  return anchored ? 1.0f - retention : 0.0f;
 }
+__device__ inline float proposed_d(float d, float x, float retention, float anchor, float step) {
+  return __fmaf_rn(step, x, __fmaf_rn(retention, d, anchor));
+}
+__device__ inline float clipped(float d, const PrecondScanInputs& in) {
+  return fminf(fmaxf(d, in.box_min), in.box_max);
+}
+
+/// Retention of a lane's channels, from one number or one a channel.
+template <int P, bool Channel>
+struct ScanRetention {
+  float value[Channel ? P : 1];
+
+  __device__ float of(int i) const { return value[Channel ? i : 0]; }
+};
 
 /// Calls `call(T{}, std::integral_constant<int, P>, std::bool_constant<channel retention>)`.
 template <typename Call>
@@ -141,6 +245,23 @@ void by_key(const PrecondScanInputs& in, const Call& call) {
     by_size(__nv_bfloat16{});
   else
     by_size(float{});
+}
+
+/// Launches `kernel(args, workers)`, a block a chain, with as many workers as the shared memory of the device
+/// has slots for.
+template <typename Slot, typename Args>
+void launch_scan(void (*kernel)(Args, int), const Args& args, CUstream_st* stream) {
+  const int64_t chains = args.in.num_sequences * args.in.num_value_heads;
+  int device = 0;
+  int limit = 0;
+  OSDN_CUDA_CHECK(cudaGetDevice(&device));
+  OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  int workers = limit / static_cast<int>(sizeof(Slot));
+  workers = workers < kScanWorkers ? workers : kScanWorkers;
+  const int bytes = workers * static_cast<int>(sizeof(Slot));
+  OSDN_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  kernel<<<static_cast<unsigned>(chains), kScanThreads, static_cast<size_t>(bytes), stream>>>(args, workers);
+  OSDN_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace osdn::kernels

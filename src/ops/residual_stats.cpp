@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "ops/detail/precond_scan.h"
 #include "ops/detail/residual_terms.h"
 #include "ops/detail/simd_math.h"
 #include "ops/l2_norm.h"
@@ -98,6 +99,7 @@ at::Tensor plain_residual_stats(const at::Tensor& k, const at::Tensor& beta, boo
   if (H == 0 || HV % H != 0)
     throw UserError("{}: beta: expected a multiple of the {} key heads, got {}", kOp, H, HV);
   const at::NoGradGuard no_grad;
+  if (precond_scan_detail::Problem::on_kernel_path(k)) return plain_residual_kernel(k, beta, l2_normalize);
   const at::Tensor unit =
       (l2_normalize ? l2_norm_forward(k).y : k.detach()).to(beta.scalar_type());  // [N, H, K]
   if (k.is_cpu())

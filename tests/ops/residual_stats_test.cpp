@@ -7,6 +7,7 @@
 #include "ops/l2_norm.h"
 #include "ops/precond_scan.h"
 #include "ops/residual_stats.h"
+#include "tests/support/poison.h"
 #include "tests/support/test.h"
 
 namespace osdn::ops::residual_stats_test {
@@ -119,16 +120,48 @@ TEST_CASE("a beta that does not fit the keys is refused", "[residual_stats]") {
   CHECK_THROWS_AS(plain_residual_stats(at::zeros({3, 2, 4}), at::zeros({4, 2}), true), UserError);
 }
 
-TEST_CASE("statistics on the device agree with the CPU", "[residual_stats][cuda]") {
-  at::manual_seed(5);
+TEST_CASE("statistics on the device are float64's of the rounded keys, the same bits again",
+          "[residual_stats][cuda]") {
   const at::Device device(at::kCUDA, 0);
-  const at::Tensor k = at::randn({700, 2, 16});
-  const at::Tensor beta = at::rand({700, 4});
-  const at::Tensor host = plain_residual_stats(k, beta, true);
-  const at::Tensor there = plain_residual_stats(k.to(device), beta.to(device), true).cpu();
-  // float32 products, summed in other orders.
-  for (const ResidualTerm index : {kResidualCount, kResidualLogSum, kResidualBetaSum, kResidualStrengthMax})
-    CHECK(term(there, index) == Approx(term(host, index)).epsilon(1e-5));
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
+  const bool normalize = GENERATE(true, false);
+  for (const int64_t K : {16, 60, 100, 128, 130, 256, 300}) {  // 130 and 300: by ATen
+    CAPTURE(K, normalize);
+    at::manual_seed(5);
+    const at::Tensor fused = (at::randn({1003, 6, K}) / 4).to(dtype);
+    const at::Tensor k = fused.narrow(1, 2, 2).narrow(0, 1, 1000);
+    const at::Tensor beta = at::rand({1000, 4}).to(dtype == at::kDouble ? at::kDouble : at::kFloat);
+    const at::Tensor rounded = normalize ? l2_norm_ref(k.to(at::kDouble)).to(dtype) : k;
+    const at::Tensor truth = plain_residual_stats(rounded.to(at::kDouble), beta.to(at::kDouble), false);
+    const at::Tensor there = fused.to(device).narrow(1, 2, 2).narrow(0, 1, 1000);
+    const osdn::test::PoisonedMemory poisoned;
+    const at::Tensor found = plain_residual_stats(there, beta.to(device), normalize);
+    CHECK(at::equal(found, plain_residual_stats(there, beta.to(device), normalize)));
+    for (int64_t index = 0; index < kNumResidualTerms; ++index) {
+      CAPTURE(index);
+      const auto of = static_cast<ResidualTerm>(index);
+      CHECK(term(found, of) == Approx(term(truth, of)).epsilon(2e-5));
+    }
+  }
+}
+
+TEST_CASE("no tokens and exact writes on the device are counted as on the CPU", "[residual_stats][cuda]") {
+  const at::Device device(at::kCUDA, 0);
+  const at::Tensor none =
+      plain_residual_stats(at::zeros({0, 1, 16}).to(device), at::zeros({0, 2}).to(device), true);
+  CHECK(term(none, kResidualCount) == 0);
+  CHECK(term(none, kResidualLogSum) == 0);
+  CHECK(term(none, kResidualStrengthMax) == -std::numeric_limits<double>::infinity());
+  CHECK(term(none, kResidualScaleMin) == std::numeric_limits<double>::infinity());
+  CHECK(term(none, kResidualScaleMax) == -std::numeric_limits<double>::infinity());
+  at::Tensor k = at::zeros({3, 1, 16});
+  k[0][0][3] = 1;
+  k[1][0][15] = 1;
+  const at::Tensor beta = at::tensor({1.0f, 0.5f, 0.25f}).view({3, 1});
+  const at::Tensor exact = plain_residual_stats(k.to(device), beta.to(device), false);
+  CHECK(term(exact, kResidualFloorCount) == 1);
+  CHECK(term(exact, kResidualLogSum) == Approx(std::log(1e-30) + std::log(0.25)));
+  CHECK(term(exact, kResidualStrengthMax) == 1);
 }
 
 }  // namespace osdn::ops::residual_stats_test

@@ -49,6 +49,9 @@ Forward forward_aten(const Problem& problem, bool keep, bool collect_statistics)
 Gradients backward_aten(const Problem& problem, const std::vector<at::Tensor>& kept,
                         const at::Tensor& d_write_key, const at::Tensor& d_final);
 
+/// `x` [N, heads, K] as the kernels can read it (kernels/precond_scan.h), or a contiguous copy.
+at::Tensor readable_rows(const at::Tensor& x);
+
 /// By the CUDA kernels, normalisation included.
 Forward forward_kernel(const Problem& problem, bool keep, bool collect_statistics);
 Gradients backward_kernel(const Problem& problem, const std::vector<at::Tensor>& kept,

@@ -64,9 +64,15 @@ class ResidualTerms {
   std::array<double, kNumResidualTerms> terms_;
 };
 
-/// The same by ATen reductions, for tensors on a device. strength, plain_strength, beta [N, HV]; scale [N,
-/// HV, K] or undefined; retention [N, HV], [N, HV, K] or undefined. Returns [kNumResidualTerms] float64 on
-/// their device.
+/// Of parts [P, kNumResidualTerms] float64 that kernels made, in their order, on their device.
+at::Tensor merge_residual_parts(const at::Tensor& parts);
+
+/// plain_residual_stats by a CUDA kernel, normalisation included; k on the kernel path of the scan.
+at::Tensor plain_residual_kernel(const at::Tensor& k, const at::Tensor& beta, bool l2_normalize);
+
+/// The same by ATen reductions, for tensors on a device that the kernels do not take. strength,
+/// plain_strength, beta [N, HV]; scale [N, HV, K] or undefined; retention [N, HV], [N, HV, K] or undefined.
+/// Returns [kNumResidualTerms] float64 on their device.
 at::Tensor residual_terms(const at::Tensor& strength, const at::Tensor& plain_strength,
                           const at::Tensor& beta, const at::Tensor& scale, double box_min, double box_max,
                           const at::Tensor& retention);

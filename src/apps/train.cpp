@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "base/log.h"
 #include "config/yaml.h"
 #include "dist/launch.h"
 #include "dist/launch_node.h"
@@ -35,6 +36,11 @@ ExitCode train_or_launch(const TrainOptions& options) {
     return num_gpus = config.run.device == config::Device::kCpu ? 0 : dist::count_gpus();
   };
   const dist::Launch launch = dist::detect_launch(request, dist::process_environment, count_gpus);
+  if (launch.idle_gpus > 0)
+    log::warning(
+        "{} started one process on this node, which uses one of {} visible GPUs; start one a GPU, or give "
+        "--processes {}",
+        launch.launcher, launch.idle_gpus + 1, launch.idle_gpus + 1);
   if (!launch.node) return train::train(config, launch.process, train_command_line(options));
 
   if (num_gpus < 0) count_gpus();

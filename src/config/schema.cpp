@@ -207,10 +207,10 @@ void add_rest(Table& table) {
       automatic(between(1, 1024)), "Processes started on a node; auto: one a visible GPU");
   table.field(
       "timeout_seconds", [](auto& c) -> auto& { return c.distributed.timeout_seconds; }, between(1, 1e6),
-      "Longest wait of a collective operation");
+      "Longest wait of a collective operation, and for ranks and nodes to come");
   table.field(
       "max_restarts", [](auto& c) -> auto& { return c.distributed.max_restarts; }, between(0, 1e6),
-      "Restarts from the last checkpoint after a process died");
+      "Restarts from the newest checkpoint after a process that osdn started died");
 }
 
 Table make_table() {

@@ -336,6 +336,9 @@ Launch detect_launch(const LaunchRequest& request, const Environment& variable,
     launch->node = detail::node_of_request(request);
     launch->node->processes = request.processes.value_or(0);
   }
+  const LaunchEnvironment& process = launch->process;
+  if (!launch->node && process.world_size > 1 && process.local_world_size == 1 && launch->launcher != "osdn")
+    launch->idle_gpus = std::max(0, count_gpus() - 1);
   if (launch->node && launch->node->processes == 0) launch->node->processes = std::max(1, count_gpus());
   // One process on one node needs nobody beside it.
   if (launch->node && launch->node->nodes == 1 && launch->node->processes == 1) launch->node.reset();

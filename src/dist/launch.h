@@ -37,11 +37,14 @@ struct Launch {
                          // "none"
   std::optional<Node> node;  // this process starts the ranks of its node; else it is the rank `process`
   LaunchEnvironment process;
+  int idle_gpus =
+      0;  // that this process sees and leaves, being the only one that a launcher started on its node
 };
 
 /// Reads the launchers' variables. The innermost launcher counts: torchrun's variables, then Open MPI's, then
 /// SLURM's; a job step of one task is no launch. `count_gpus` is asked only where the number of processes is
-/// open. Throws UserError naming the variable for a missing, unreadable or contradicting one.
+/// open, or one for a whole node. Throws UserError naming the variable for a missing, unreadable or
+/// contradicting one.
 Launch detect_launch(const LaunchRequest& request, const Environment& variable,
                      const std::function<int()>& count_gpus);
 

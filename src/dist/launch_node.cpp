@@ -1,6 +1,5 @@
 #include "dist/launch_node.h"
 
-#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,12 +21,6 @@ std::string own_program() {
   return failure || !std::filesystem::exists(path) ? "/proc/self/exe" : path.string();
 }
 
-int num_processors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 std::string host_name() {
   char name[256] = {};
   ::gethostname(name, sizeof(name) - 1);
@@ -42,8 +35,6 @@ std::vector<std::string> environment_of(const Node& node, const Meeting& meeting
     const size_t equals = text.find('=');
     if (equals != std::string::npos) values[text.substr(0, equals)] = text.substr(equals + 1);
   }
-  // Ranks that share the processors of a node would otherwise start as many threads each.
-  values.try_emplace("OMP_NUM_THREADS", std::to_string(std::max(1, num_processors() / node.processes)));
   values["RANK"] = std::to_string(meeting.first_rank + local_rank);
   values["WORLD_SIZE"] = std::to_string(meeting.world_size);
   values["LOCAL_RANK"] = std::to_string(local_rank);
@@ -65,11 +56,10 @@ ExitCode launch_node(const Node& node, const LaunchedJob& job) {
   namespace detail = launch_node_detail;
   const BlockedSignals signals;
   const std::unique_ptr<Peers> peers = make_peers(node, static_cast<double>(job.timeout_seconds));
-  const SupervisorOptions options = {
-      .max_restarts = job.max_restarts,
-      .follow = std::chrono::milliseconds(1000 * job.timeout_seconds),
-      .where = node.nodes > 1 ? " on " + detail::host_name() : "",
-      .log_file = job.run_directory + "/log.txt"};
+  const SupervisorOptions options = {.max_restarts = job.max_restarts,
+                                     .follow = std::chrono::milliseconds(1000 * job.timeout_seconds),
+                                     .where = node.nodes > 1 ? " on " + detail::host_name() : "",
+                                     .log_file = job.run_directory + "/log.txt"};
   return supervise(*peers, signals, options, [&](const Meeting& meeting) {
     log::info("starting rank{} {} to {} of {}", node.processes == 1 ? "" : "s", meeting.first_rank,
               meeting.first_rank + node.processes - 1, meeting.world_size);

@@ -205,6 +205,20 @@ TEST_CASE("one task a node with processes asked for starts them on every node", 
   CHECK(launch.node->master_port >= 15000);
 }
 
+TEST_CASE("one process on a node of several GPUs is noticed, where a launcher of clusters started it",
+          "[launch]") {
+  namespace t = launch_test;
+  const t::Variables one_a_node = t::with(t::srun(), {{"SLURM_STEP_TASKS_PER_NODE", "1(x4)"}});
+  CHECK(t::detect(one_a_node, {}, 8).idle_gpus == 7);
+  CHECK(t::detect(one_a_node, {}, 1).idle_gpus == 0);
+  CHECK(t::detect(one_a_node).idle_gpus == 0);
+  CHECK(t::detect(t::mpirun(), {}, 8).idle_gpus == 0);
+  CHECK(t::detect(
+            t::with(t::torchrun(), {{kWorkerVariable, "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}}),
+            {}, 8)
+            .idle_gpus == 0);
+}
+
 TEST_CASE("Open MPI's variables are honoured; across hosts it needs the master's address", "[launch]") {
   namespace t = launch_test;
   t::check_process(

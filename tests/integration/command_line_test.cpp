@@ -39,6 +39,21 @@ TEST_CASE("an error is one line on stderr with the code of its kind", "[command_
   CHECK(!std::filesystem::exists(folder.path() + "/runs"));
 }
 
+TEST_CASE("a box beyond stability is refused, and named by a warning where it is allowed", "[command_line]") {
+  const TemporaryDirectory folder;
+  atomic_write(folder.path() + "/run.yaml", "model: {osdn: {preset: osdn_apf_authors}}\n");
+  const ProcessResult allowed = run_osdn({"config", "check", "run.yaml"}, folder.path());
+  CHECK(allowed.exit_code == 0);
+  CHECK(allowed.err.find("warning run.yaml: model.osdn.box: expected an upper bound of at most 2") !=
+        std::string::npos);
+  const ProcessResult refused =
+      run_osdn({"config", "check", "run.yaml", "--set", "model.osdn.allow_unstable=false"}, folder.path());
+  CHECK(refused.exit_code == 2);
+  CHECK(refused.err.find("model.osdn.box: expected an upper bound of at most 2") != std::string::npos);
+  CHECK(
+      run_osdn({"config", "check", "run.yaml", "--set", "model.osdn.box=[0, 2]"}, folder.path()).err.empty());
+}
+
 TEST_CASE("config print gives a configuration that checks, with the published parameter counts",
           "[command_line]") {
   const TemporaryDirectory folder;
@@ -62,6 +77,8 @@ TEST_CASE("config print gives a configuration that checks, with the published pa
   CHECK(count("osdn_delta_net_1.3b.yaml") == 1365677056 + 24 * 16 * 128);
   CHECK(count("osdn_apf_delta_net_340m.yaml") == 374362112 + 24 * (8 * 128 + 1024 * 8 + 8));
   CHECK(count("osdn_apf_delta_net_1.3b.yaml") == 1365677056 + 24 * (16 * 128 + 2048 * 16 + 16));
+  CHECK(count("gated_delta_net_340m.yaml") == 379888124);
+  CHECK(count("kda_1.3b.yaml") == 1390941568);
 }
 
 }  // namespace osdn::test

@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include "config/yaml.h"
 #include "model/init.h"
 #include "ops/residual_stats.h"
 #include "optim/adamw.h"
@@ -244,22 +245,85 @@ TEST_CASE("a step without gradients shrinks exactly the parameters that decay", 
   }
 }
 
-TEST_CASE("a plain model reports q_geo equal to q_geo_plain, a preconditioned one moves it", "[lm]") {
-  for (const bool osdn : {false, true}) {
-    const SmallModel small(test::small_config(osdn, false));
-    const at::NoGradGuard no_grad;
-    ForwardCall call{.sequences = ops::Sequences::make({0, 128}, at::kCPU), .collect_statistics = true};
-    small.model().hidden(test::random_ids(128, 5), call);
-    REQUIRE(call.statistics.size() == 2);
-    for (const at::Tensor& layer : call.statistics) {
-      CHECK(layer[ops::kResidualCount].item<double>() == 128 * 2);
-      const double q = layer[ops::kResidualLogSum].item<double>();
-      const double plain = layer[ops::kResidualLogSumPlain].item<double>();
-      if (osdn)
-        CHECK(q < plain);
-      else
-        CHECK(q == plain);
+/// Statistics of all layers, added up, of a model on random tokens.
+std::vector<double> residuals(const config::Model& model) {
+  const SmallModel small(model);
+  const at::NoGradGuard no_grad;
+  ForwardCall call{.sequences = ops::Sequences::make({0, 128}, at::kCPU), .collect_statistics = true};
+  small.model().hidden(test::random_ids(128, 5), call);
+  const at::Tensor sum = at::stack(call.statistics).sum(0);
+  return {sum.data_ptr<double>(), sum.data_ptr<double>() + ops::kNumResidualTerms};
+}
+
+TEST_CASE("a plain model reports q_geo equal to q_geo_plain, the beta-aware rule lowers it", "[lm]") {
+  for (const test::Variant& variant : test::variants()) {
+    if (variant.model.backbone == config::Backbone::kTransformer) continue;
+    INFO(variant.name);
+    const std::vector<double> terms = residuals(variant.model);
+    const double layers = variant.model.attention.layers.empty() ? 2 : 1;
+    CHECK(terms[ops::kResidualCount] ==
+          128 * layers * static_cast<double>(config::num_value_heads(variant.model)));
+    const double q = terms[ops::kResidualLogSum];
+    const double plain = terms[ops::kResidualLogSumPlain];
+    if (!variant.model.osdn)
+      CHECK(q == plain);
+    else if (variant.model.osdn->retention == config::Retention::kNone)
+      CHECK(q < plain);
+  }
+}
+
+TEST_CASE("every preset trains on the backbone that it is for", "[lm]") {
+  const std::vector<std::pair<std::string, config::Model>> uses = {
+      {"osdn", test::small_config(false, false)},
+      {"osdn_apf", test::small_config(false, false)},
+      {"osdn_authors_run2", test::small_config(false, false)},
+      {"osdn_apf_authors", test::small_config(false, false)},
+      {"osdn_authors_may", test::small_config(false, false)},
+      {"os_gdn", test::small_gated_delta_net()},
+      {"os_gdn_apf_stategate", test::small_gated_delta_net()},
+      {"os_gdn_apf_own", test::small_gated_delta_net()},
+      {"os_kda_detach", test::small_kda()},
+      {"os_kda_apf", test::small_kda()},
+  };
+  for (const auto& [preset, plain] : uses) {
+    INFO(preset);
+    config::Model model = plain;
+    model.osdn =
+        config::load_text("model: {backbone: kda, osdn: {preset: " + preset + "}}\n", "test", {}).model.osdn;
+    SmallModel small(model);
+    ForwardCall call{.sequences = ops::Sequences::make({0, 30, 96}, at::kCPU), .collect_statistics = true};
+    const at::Tensor loss = small.model().loss(test::random_ids(96, 1), test::random_ids(96, 2), call);
+    torch::autograd::backward({loss}, {});
+    CHECK(at::isfinite(small.arena().gradients()).all().item<bool>());
+    const at::Tensor strength = at::stack(call.statistics).select(1, ops::kResidualStrengthMax).max();
+    CHECK(strength.item<double>() <= std::min(2.0, model.osdn->box[1]));
+    for (const auto& slot : small.arena().slots()) {
+      if (!slot.spec.trainable) continue;
+      INFO(slot.spec.name);
+      // Detached from d, its start and its gate learn nothing.
+      const bool learns = !model.osdn->detach || slot.spec.name.find("initial_scale") == std::string::npos;
+      CHECK((small.arena().gradient(slot.spec.name).abs().max().item<double>() > 0) == learns);
     }
+  }
+}
+
+TEST_CASE("forgetting draws d down, anchored forgetting draws it to 1", "[lm]") {
+  for (const config::Model& plain :
+       {test::small_config(false, false), test::small_gated_delta_net(), test::small_kda()}) {
+    const auto mean_of_d = [&](config::Retention retention, bool anchored) {
+      config::Model model = test::with_osdn(plain, retention);
+      model.osdn->anchored = anchored;
+      const std::vector<double> terms = residuals(model);
+      return terms[ops::kResidualScaleSum] / terms[ops::kResidualScaleCount];
+    };
+    const double kept = mean_of_d(config::Retention::kNone, false);
+    const double anchored = mean_of_d(config::Retention::kConstant, true);
+    const double forgotten = mean_of_d(config::Retention::kConstant, false);
+    INFO(kept << " " << anchored << " " << forgotten);
+    CHECK(kept > 1);
+    CHECK(forgotten < 1);
+    CHECK(anchored > 1);
+    CHECK(anchored < kept);
   }
 }
 

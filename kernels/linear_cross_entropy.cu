@@ -113,10 +113,12 @@ __global__ void __launch_bounds__(Threads, 1024 / Threads)
   const float factor = scale / sum;
   part.for_each([&](int64_t column, const float(&values)[V]) {
     float gradient[V];
+    const int64_t distance = target - column;
+    const int hit = distance >= 0 && distance < V ? static_cast<int>(distance) : V;
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       gradient[i] = factor * __expf(values[i] - largest);
-      if (column + i == target) gradient[i] -= scale;  // (eq. 3)
+      if (i == hit) gradient[i] -= scale;  // (eq. 3)
     }
     store_row<T, V>(part.row + column, gradient, true);
   });

@@ -24,6 +24,10 @@ struct OpenGradients {
   int64_t last;
   float open[W - 1][V];  // of the tokens before, newest first
 
+  __device__ void store(const Walk<T, W>& walk, int64_t token, const float (&value)[V]) const {
+    store_row<T, V>(static_cast<T*>(args.d_x) + token * args.d_x_stride + walk.channel, value, true);
+  }
+
   /// Writes the gradient of `token` where it belongs to the tile and the walk's sequence.
   __device__ void write(const Walk<T, W>& walk, int64_t token, float (&value)[V]) const {
     if (token < first || token < walk.begin || token >= last) return;
@@ -32,14 +36,12 @@ struct OpenGradients {
       for (int i = 0; i < V; ++i)
         value[i] += load_one<T>(args.d_final, walk.state_index(i, W - static_cast<int>(walk.end - token)));
     }
-    store_row<T, V>(static_cast<T*>(args.d_x) + token * args.d_x_stride + walk.channel, value, true);
+    store(walk, token, value);
   }
 
-  /// `token` adds to the gradients of itself and of the W - 1 before it, of which the oldest is complete then
+  /// A token adds to the gradients of itself and of the W - 1 before it, of which the oldest is complete then
   /// (eq. 4).
-  __device__ void push(const Walk<T, W>& walk, int64_t token, const float (&taps)[W][V],
-                       const float (&dsum)[V]) {
-    float complete[V];
+  __device__ void push(const float (&taps)[W][V], const float (&dsum)[V], float (&complete)[V]) {
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       complete[i] = fmaf(taps[0][i], dsum[i], open[W - 2][i]);
@@ -47,7 +49,6 @@ struct OpenGradients {
       for (int l = W - 2; l > 0; --l) open[l][i] = fmaf(taps[W - 1 - l][i], dsum[i], open[l - 1][i]);
       open[0][i] = taps[W - 1][i] * dsum[i];
     }
-    write(walk, token - (W - 1), complete);
   }
 
   /// No token from `token` on adds to the open ones.
@@ -75,26 +76,30 @@ __device__ void sum_gradient(const Walk<T, W>& walk, const float (&taps)[W][V], 
 
 template <typename T, int W>
 __global__ void __launch_bounds__(kThreads)
-    backward_kernel(const __grid_constant__ ShortConvBackwardArgs args, int64_t tile) {
+    backward_kernel(const __grid_constant__ ShortConvBackwardArgs args, int tile, bool wide) {
   using Queue = RowQueue<T, 2>;  // x, dy
   __shared__ typename Queue::Storage storage;
   const ShortConvInputs& in = args.in;
   const int64_t channel = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * V;
-  const int64_t first = blockIdx.x * tile;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * tile;
   const int64_t last = min(in.num_tokens, first + tile);
+  const int num_rows = static_cast<int>(min(in.num_tokens, last + W - 1) - first);
   const int64_t sequence = sequence_of(in.offsets, in.num_sequences, first);
+  const unsigned lanes = __ballot_sync(0xffffffffu, channel < in.num_channels);
   if (channel >= in.num_channels) return;
   int part = 0;
   while (channel >= args.d_y[part].end) ++part;
   const int64_t part_begin = part == 0 ? 0 : args.d_y[part - 1].end;
   const int64_t dy_stride = args.d_y[part].token_stride;
   const T* dy = static_cast<const T*>(args.d_y[part].data);
-  const int64_t stop = min(in.num_tokens, last + W - 1);
+  const bool has_dy = dy != nullptr;
   Queue queue{.storage = storage,
               .arrays = {static_cast<const T*>(in.x) + first * in.x_stride + channel,
-                         dy == nullptr ? nullptr : dy + first * dy_stride + channel - part_begin},
+                         has_dy ? dy + first * dy_stride + channel - part_begin : nullptr},
               .strides = {in.x_stride, dy_stride},
-              .num_rows = stop - first};
+              .num_rows = num_rows,
+              .wide = wide,
+              .lanes = lanes};
   queue.start();
 
   float taps[W][V];
@@ -102,42 +107,67 @@ __global__ void __launch_bounds__(kThreads)
   Walk<T, W> walk(in, channel, sequence, first);
   OpenGradients<T, W> gradients{.args = args, .first = first, .last = last, .open = {}};
   float d_taps[W][V] = {};
-  bool done = false;
-  for (int64_t batch = 0; first + batch * Queue::kBatch < stop && !done; ++batch) {
-    queue.advance(batch);
+  // A row of the queue; what is complete then, and whether the row's own share of d_taps is of this tile.
+  const auto one_row = [&](int batch, int u, bool own, float(&complete)[V]) {
+    float input[V];
+    float dsum[V] = {};
+    load_row<T, V>(queue.place(0, batch, u)).unpack(input);
+    if (has_dy) load_row<T, V>(queue.place(1, batch, u)).unpack(dsum);
+    sum_gradient<T, W>(walk, taps, input, dsum);
+    if (own) {  // (eq. 5)
 #pragma unroll
-    for (int u = 0; u < Queue::kBatch; ++u) {
-      const int64_t token = first + batch * Queue::kBatch + u;
-      if (token >= stop || done) break;
+      for (int i = 0; i < V; ++i) {
+#pragma unroll
+        for (int j = 0; j < W - 1; ++j) d_taps[j][i] = fmaf(dsum[i], walk.window[j][i], d_taps[j][i]);
+        d_taps[W - 1][i] = fmaf(dsum[i], input[i], d_taps[W - 1][i]);
+      }
+    }
+    gradients.push(taps, dsum, complete);
+    walk.push(input);
+  };
+  bool done = false;
+  for (int batch = 0; batch * Queue::kBatch < num_rows && !done; ++batch) {
+    queue.advance(batch);
+    const int64_t begin = first + batch * Queue::kBatch;
+    const int64_t end = begin + Queue::kBatch;
+    // Rows of the tile inside one sequence, as are the tokens that they complete.
+    if (end <= last && end <= walk.end && begin >= max(first, walk.begin) + W - 1 &&
+        args.d_final == nullptr) {
+#pragma unroll
+      for (int u = 0; u < Queue::kBatch; ++u) {
+        float complete[V];
+        one_row(batch, u, true, complete);
+        gradients.store(walk, begin + u - (W - 1), complete);
+      }
+      continue;
+    }
+    for (int u = 0; u < Queue::kBatch && batch * Queue::kBatch + u < num_rows; ++u) {
+      const int64_t token = begin + u;
       if (token == walk.end) {
         gradients.close(walk, token);
         done = token >= last;
         if (done) break;
         walk.next_sequence();
       }
-      float input[V];
-      float dsum[V] = {};
-      load_row<T, V>(queue.place(0, batch, u)).unpack(input);
-      if (dy != nullptr) load_row<T, V>(queue.place(1, batch, u)).unpack(dsum);
-      sum_gradient<T, W>(walk, taps, input, dsum);
-      if (token < last) {  // (eq. 5)
-#pragma unroll
-        for (int i = 0; i < V; ++i) {
-#pragma unroll
-          for (int j = 0; j < W - 1; ++j) d_taps[j][i] = fmaf(dsum[i], walk.window[j][i], d_taps[j][i]);
-          d_taps[W - 1][i] = fmaf(dsum[i], input[i], d_taps[W - 1][i]);
-        }
-      }
-      gradients.push(walk, token, taps, dsum);
-      walk.push(input);
+      float complete[V];
+      one_row(batch, u, token < last, complete);
+      gradients.write(walk, token - (W - 1), complete);
     }
   }
-  if (!done) gradients.close(walk, stop);
+  if (!done) gradients.close(walk, first + num_rows);
   float* partial = args.partials + (blockIdx.x * in.num_channels + channel) * W;
 #pragma unroll
-  for (int i = 0; i < V; ++i)
+  for (int i = 0; i < V; ++i) {
+    float of_channel[W];
 #pragma unroll
-    for (int j = 0; j < W; ++j) partial[i * W + j] = d_taps[j][i];
+    for (int j = 0; j < W; ++j) of_channel[j] = d_taps[j][i];
+    if constexpr (W == 4) {
+      store_row<float, W>(partial + i * W, of_channel, true);
+    } else {
+#pragma unroll
+      for (int j = 0; j < W; ++j) partial[i * W + j] = of_channel[j];
+    }
+  }
 }
 
 /// Gradients of the history slots that the first tokens of a sequence read and that its final state shows; a
@@ -199,11 +229,16 @@ void launch(const ShortConvBackwardArgs& args, CUstream_st* stream) {
                    args.d_y[args.num_parts - 1].end == in.num_channels && args.d_x_stride % detail::V == 0;
   OSDN_CUDA_CHECK(fit ? cudaSuccess : cudaErrorInvalidValue);
   const int64_t tile = short_conv_tile(in.num_tokens, in.num_channels);
+  bool wide = detail::pairs_aligned(in.x, in.x_stride);
+  for (int part = 0; part < args.num_parts; ++part)
+    wide = wide && args.d_y[part].end % (2 * detail::V) == 0 &&
+           detail::pairs_aligned(args.d_y[part].data, args.d_y[part].token_stride);
   detail::dispatch(in, [&](auto zero, auto taps) {
     using T = decltype(zero);
     constexpr int W = decltype(taps)::value;
     if (in.num_tokens > 0 && in.num_channels > 0)
-      detail::backward_kernel<T, W><<<detail::walk_grid(in, tile), detail::kThreads, 0, stream>>>(args, tile);
+      detail::backward_kernel<T, W>
+          <<<detail::walk_grid(in, tile), detail::kThreads, 0, stream>>>(args, static_cast<int>(tile), wide);
     const int64_t states = in.num_sequences * in.num_channels / detail::V;
     if (states > 0 && args.d_history != nullptr)
       detail::history_kernel<T, W>

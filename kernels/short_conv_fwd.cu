@@ -18,42 +18,51 @@ constexpr int64_t kForwardTile = 64;
 
 template <typename T, int W>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(const __grid_constant__ ShortConvForwardArgs args) {
+    forward_kernel(const __grid_constant__ ShortConvForwardArgs args, bool wide) {
   using Queue = RowQueue<T, 1>;
   __shared__ typename Queue::Storage storage;
   const ShortConvInputs& in = args.in;
   const int64_t channel = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * V;
   const int64_t first = blockIdx.x * kForwardTile;
-  const int64_t last = min(in.num_tokens, first + kForwardTile);
-  const bool active = channel < in.num_channels;
-  Queue queue{.storage = storage,
-              .arrays = {active ? static_cast<const T*>(in.x) + first * in.x_stride + channel : nullptr},
-              .strides = {in.x_stride},
-              .num_rows = last - first};
-  queue.start();
+  const int num_rows = static_cast<int>(min(in.num_tokens - first, kForwardTile));
   const int64_t sequence = sequence_of(in.offsets, in.num_sequences, first);
-  if (!active) return;
+  const unsigned lanes = __ballot_sync(0xffffffffu, channel < in.num_channels);
+  if (channel >= in.num_channels) return;
+  Queue queue{.storage = storage,
+              .arrays = {static_cast<const T*>(in.x) + first * in.x_stride + channel},
+              .strides = {in.x_stride},
+              .num_rows = num_rows,
+              .wide = wide,
+              .lanes = lanes};
+  queue.start();
   float taps[W][V];
   load_taps<W>(in, channel, taps);
   Walk<T, W> walk(in, channel, sequence, first);
-  T* y = static_cast<T*>(args.y) + channel;
-  for (int64_t batch = 0; batch * Queue::kBatch < last - first; ++batch) {
+  T* y = static_cast<T*>(args.y) + first * in.num_channels + channel;
+  const auto one_row = [&](int batch, int u) {
+    float input[V];
+    float output[V];
+    load_row<T, V>(queue.place(0, batch, u)).unpack(input);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const float sum = walk.filter(taps, input, i);
+      output[i] = in.silu ? sum * sigmoid(sum) : sum;  // (eq. 2)
+    }
+    walk.push(input);
+    store_row<T, V>(y, output, true);
+    y += in.num_channels;
+  };
+  for (int batch = 0; batch * Queue::kBatch < num_rows; ++batch) {
     queue.advance(batch);
+    const int row = batch * Queue::kBatch;
+    if (row + Queue::kBatch <= num_rows && first + row + Queue::kBatch <= walk.end) {  // in one sequence
 #pragma unroll
-    for (int u = 0; u < Queue::kBatch; ++u) {
-      const int64_t token = first + batch * Queue::kBatch + u;
-      if (token >= last) break;
-      if (token == walk.end) walk.next_sequence();
-      float input[V];
-      float output[V];
-      load_row<T, V>(queue.place(0, batch, u)).unpack(input);
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        const float sum = walk.filter(taps, input, i);
-        output[i] = in.silu ? sum * sigmoid(sum) : sum;  // (eq. 2)
-      }
-      walk.push(input);
-      store_row<T, V>(y + token * in.num_channels, output, true);
+      for (int u = 0; u < Queue::kBatch; ++u) one_row(batch, u);
+      continue;
+    }
+    for (int u = 0; u < Queue::kBatch && row + u < num_rows; ++u) {
+      if (first + row + u == walk.end) walk.next_sequence();
+      one_row(batch, u);
     }
   }
 }
@@ -94,7 +103,8 @@ void launch(const ShortConvForwardArgs& args, CUstream_st* stream) {
     constexpr int W = decltype(taps)::value;
     if (in.num_tokens > 0 && in.num_channels > 0)
       detail::forward_kernel<T, W>
-          <<<detail::walk_grid(in, detail::kForwardTile), detail::kThreads, 0, stream>>>(args);
+          <<<detail::walk_grid(in, detail::kForwardTile), detail::kThreads, 0, stream>>>(
+              args, in.num_channels % (2 * detail::V) == 0 && detail::pairs_aligned(in.x, in.x_stride));
     const int64_t states = in.num_sequences * in.num_channels;
     if (states > 0)
       detail::final_state_kernel<T, W>

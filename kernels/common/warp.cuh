@@ -75,11 +75,29 @@ __device__ Row<T, Count> load_row(const T* source) {
   return *reinterpret_cast<const Row<T, Count>*>(source);
 }
 
+/// One instruction for up to 16 bytes: left alone, the compiler at times splits the row into its members.
 template <typename T, int Count>
 __device__ void store_row(T* target, const float (&values)[Count], bool valid) {
-  Row<T, Count> row;
-  row.pack(values);
-  if (valid) *reinterpret_cast<Row<T, Count>*>(target) = row;
+  using Words = Row<T, Count>;
+  union {
+    Words row;
+    uint32_t words[(sizeof(Words) + 3) / 4];
+  } moved;
+  moved.row.pack(values);
+  if (!valid) return;
+  if constexpr (sizeof(Words) < 8) {
+    *reinterpret_cast<Words*>(target) = moved.row;
+  } else if constexpr (sizeof(Words) == 8) {
+    asm volatile("st.v2.b32 [%0], {%1, %2};" ::"l"(target), "r"(moved.words[0]), "r"(moved.words[1])
+                 : "memory");
+  } else {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Words)); i += 16)
+      asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(reinterpret_cast<char*>(target) + i),
+                   "r"(moved.words[i / 4]), "r"(moved.words[i / 4 + 1]), "r"(moved.words[i / 4 + 2]),
+                   "r"(moved.words[i / 4 + 3])
+                   : "memory");
+  }
 }
 
 }  // namespace osdn::kernels

@@ -17,12 +17,14 @@ namespace osdn::kernels::short_conv_detail {
 constexpr int V = kShortConvChannels;
 constexpr int kThreads = 128;
 
-/// Rows on their way to a thread: copied asynchronously into its own places in shared memory, kStages - 1
-/// batches ahead of the one that it works on. No thread reads what another one copied: no barriers.
+/// Rows on their way to the threads of a warp, copied asynchronously into shared memory, kStages - 1 batches
+/// ahead of the one that is worked on. Each thread copies its own numbers, or where rows are aligned to 16
+/// bytes, every second row of its own and its neighbour's.
 template <typename T, int Arrays>
 struct RowQueue {
+  static constexpr int kBytes = V * static_cast<int>(sizeof(T));
   static constexpr int kStages = 4;
-  static constexpr int kRows = 128 / (V * static_cast<int>(sizeof(T)));  // a thread's: 128 bytes an array
+  static constexpr int kRows = 128 / kBytes;  // a thread's: 128 bytes an array
   static constexpr int kBatch = kRows / kStages;
   struct Storage {
     alignas(16) T rows[Arrays][kRows][kThreads][V];
@@ -31,43 +33,57 @@ struct RowQueue {
   Storage& storage;
   const T* arrays[Arrays];  // at the first row and the thread's channels; null: not copied
   int64_t strides[Arrays];
-  int64_t num_rows;
+  int num_rows;
+  bool wide;       // two threads a copy
+  unsigned lanes;  // of the warp that take part
 
   /// Row u of a batch.
-  __device__ T* place(int array, int64_t batch, int u) {
+  __device__ T* place(int array, int batch, int u) {
     return storage.rows[array][batch % kStages * kBatch + u][threadIdx.x];
   }
 
-  __device__ void request(int64_t batch) {
+  __device__ void request(int batch) {
+    const int lane = static_cast<int>(threadIdx.x) % 2;
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      const int64_t row = batch * kBatch + u;
+    for (int a = 0; a < Arrays; ++a) {
+      if (arrays[a] == nullptr) continue;
+      if (kBytes == 16 || !wide) {
 #pragma unroll
-      for (int a = 0; a < Arrays; ++a)
-        if (row < num_rows && arrays[a] != nullptr)
-          copy_async(place(a, batch, u), arrays[a] + row * strides[a]);
+        for (int u = 0; u < kBatch; ++u)
+          if (batch * kBatch + u < num_rows)
+            copy_async<kBytes>(place(a, batch, u), arrays[a] + (batch * kBatch + u) * strides[a]);
+      } else {
+#pragma unroll
+        for (int u = 0; u < kBatch; u += 2) {
+          const int row = batch * kBatch + u + lane;
+          if (row < num_rows)
+            copy_async<16>(place(a, batch, u + lane) - lane * V, arrays[a] + row * strides[a] - lane * V);
+        }
+      }
     }
     copy_async_commit();
   }
 
   __device__ void start() {
-    for (int64_t batch = 0; batch + 1 < kStages; ++batch) request(batch);
+    for (int batch = 0; batch + 1 < kStages; ++batch) request(batch);
   }
 
   /// Requests the batch that comes kStages - 1 later and waits for this one.
-  __device__ void advance(int64_t batch) {
+  __device__ void advance(int batch) {
+    __syncwarp(lanes);  // the places of the next batch have been read
     request(batch + kStages - 1);
     copy_async_wait<kStages - 1>();
+    __syncwarp(lanes);
   }
 
  private:
+  template <int Bytes>
   static __device__ void copy_async(T* target, const T* source) {
     const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(target));
-    if constexpr (V * sizeof(T) == 16)
+    if constexpr (Bytes == 16)
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(source) : "memory");
     else
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2;\n" ::"r"(address), "l"(source),
-                   "n"(V * sizeof(T))
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2;\n" ::"r"(address), "l"(source), "n"(Bytes)
                    : "memory");
   }
 };
@@ -178,6 +194,11 @@ __device__ void load_taps(const ShortConvInputs& in, int64_t channel, float (&ta
       taps[j][i] =
           in.weight_bf16 ? load_one<__nv_bfloat16>(in.weight, index) : load_one<float>(in.weight, index);
     }
+}
+
+/// Whether two threads' numbers of every row are aligned to 16 bytes.
+inline bool pairs_aligned(const void* rows, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(rows) % 16 == 0 && stride % (2 * V) == 0;
 }
 
 inline void check_sizes(const ShortConvInputs& in) {

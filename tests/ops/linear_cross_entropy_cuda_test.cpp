@@ -77,25 +77,33 @@ TEST_CASE("a target outside the vocabulary makes the loss NaN and reads nothing 
   }
 }
 
-TEST_CASE("the gradient of the loss in place equals ATen's at the end of more than 2^31 logits",
-          "[linear_cross_entropy_cuda][cuda]") {
+// The last 32 of `rows` rows of logits against ATen; the others are zeros.
+void check_in_place(int64_t rows, int64_t vocabulary) {
   namespace paths = ops::linear_cross_entropy_detail;
-  const int64_t V = 32000;
-  const int64_t C = (int64_t{1} << 31) / V + 33;
   const at::TensorOptions options = at::TensorOptions(kDevice).dtype(at::kBFloat16);
   at::manual_seed(1);
-  const at::Tensor logits = at::zeros({C, V}, options);
-  const at::Tensor last = at::randn({32, V}, options);
-  logits.narrow(0, C - 32, 32).copy_(last);
-  const at::Tensor targets = at::randint(V, {C}, options.dtype(at::kLong));
-  const at::Tensor loss = at::empty({C}, options.dtype(at::kFloat));
+  const at::Tensor logits = at::zeros({rows, vocabulary}, options);
+  const at::Tensor last = at::randn({32, vocabulary}, options);
+  logits.narrow(0, rows - 32, 32).copy_(last);
+  const at::Tensor targets = at::randint(vocabulary, {rows}, options.dtype(at::kLong));
+  const at::Tensor loss = at::empty({rows}, options.dtype(at::kFloat));
   const at::Tensor scale = at::full({}, 0.5, options.dtype(at::kFloat));
   paths::softmax_kernel(logits, targets, loss, /*gradient=*/true, scale);
-  const at::Tensor target = targets.narrow(0, C - 32, 32);
-  const auto rows = paths::row_losses_aten(last, target);
-  const at::Tensor expected = paths::logit_gradient_aten(last, target, rows.log_sum_exp, scale);
-  check_close("loss", loss.narrow(0, C - 32, 32), rows.loss, kFloatTolerance);
-  check_close("gradient", logits.narrow(0, C - 32, 32), expected, 1e-3);  // both rounded to bf16
+  const at::Tensor target = targets.narrow(0, rows - 32, 32);
+  const auto expected = paths::row_losses_aten(last, target);
+  check_close("loss", loss.narrow(0, rows - 32, 32), expected.loss, kFloatTolerance);
+  check_close("gradient", logits.narrow(0, rows - 32, 32),
+              paths::logit_gradient_aten(last, target, expected.log_sum_exp, scale),
+              1e-3);  // both rounded to bf16
+}
+
+TEST_CASE("the gradient of the loss in place equals ATen's", "[linear_cross_entropy_cuda][cuda]") {
+  for (const int64_t vocabulary : {400, 2000, 32000, 50264, 70000}) check_in_place(40, vocabulary);
+}
+
+TEST_CASE("the gradient of the loss in place equals ATen's at the end of more than 2^31 logits",
+          "[linear_cross_entropy_cuda][cuda]") {
+  check_in_place((int64_t{1} << 31) / 32000 + 33, 32000);
 }
 
 TEST_CASE("the loss gives the same bits every time", "[linear_cross_entropy_cuda][cuda]") {

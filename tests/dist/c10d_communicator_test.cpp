@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "dist/communicator.h"
+#include "tests/dist/collectives.h"
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
 
@@ -19,45 +20,8 @@ std::unique_ptr<Communicator> join(int rank, int world_size, int port,
   return make_communicator(test::rank_on_loopback(rank, world_size, port), at::kCPU, timeout);
 }
 
-void expect(bool condition, const char* what) {
-  if (!condition) throw InternalError("{}", what);
-}
-
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
-}
-
-/// Every collective of a rank, against what it must give.
-std::string all_collectives(Communicator& group) {
-  const int64_t world = group.world_size();
-  const int64_t rank = group.rank();
-  const double sum_of_ranks = static_cast<double>(world * (world - 1)) / 2;
-  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kLong}) {
-    at::Tensor range = at::full({3 * world}, rank, type);
-    group.all_reduce_sum(range, "sums");
-    expect(range.eq(sum_of_ranks).all().item<bool>(), "all_reduce_sum");
-    range.fill_(rank);
-    group.all_reduce_max(range, "maxima");
-    expect(range.eq(world - 1).all().item<bool>(), "all_reduce_max");
-    at::Tensor scattered = at::arange(2 * world, at::kDouble).to(type) * (rank + 1);
-    group.reduce_scatter(scattered, "parts");
-    const at::Tensor own = at::arange(2 * world, at::kDouble).narrow(0, 2 * rank, 2) *
-                           (sum_of_ranks + static_cast<double>(world));
-    expect(scattered.narrow(0, 2 * rank, 2).to(at::kDouble).equal(own), "reduce_scatter");
-  }
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kByte}) {
-    at::Tensor range = at::zeros({2 * world}, type);
-    range.narrow(0, 2 * rank, 2).fill_(rank + 1);
-    group.all_gather(range, "weights");
-    const at::Tensor expected = at::arange(1, world + 1, at::kLong).repeat_interleave(2).to(type);
-    expect(range.equal(expected), "all_gather");
-    range.fill_(rank);
-    group.broadcast(range, world - 1, "the last one's");
-    expect(range.eq(world - 1).all().item<bool>(), "broadcast");
-  }
-  expect(group.broadcast_text(rank == 0 ? "from 0" : "ignored", "a text") == "from 0", "broadcast_text");
-  group.barrier("the end");
-  return "done";
 }
 
 }  // namespace c10d_communicator_test
@@ -66,7 +30,7 @@ TEST_CASE("2 and 4 processes: every collective gives what it promises", "[c10d_c
   for (const int world : {2, 4}) {
     const int port = test::free_port();
     test::Ranks ranks(world, [&](int rank) {
-      return c10d_communicator_test::all_collectives(*c10d_communicator_test::join(rank, world, port));
+      return test::all_collectives(*c10d_communicator_test::join(rank, world, port));
     });
     for (const test::RankResult& result : ranks.wait_all()) {
       INFO(world << " ranks: " << result.text);

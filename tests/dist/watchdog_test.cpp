@@ -51,6 +51,13 @@ TEST_CASE("work that does not end is named, and whoever waits for it is let go",
   CHECK(ended_waiting);
 }
 
+TEST_CASE("a task may have a shorter time than the others", "[watchdog]") {
+  Watchdog watchdog({.timeout = std::chrono::seconds(60), .end_waiting = [] {}});
+  watchdog.watch(
+      {.what = "first sums", .finished = [] { return false; }, .timeout = watchdog_test::milliseconds(200)});
+  CHECK(watchdog_test::wait_for_failure(watchdog).find("first sums: not finished within 0.2 s") == 0);
+}
+
 TEST_CASE("work that fails is named at once, with its reason", "[watchdog]") {
   Watchdog watchdog({.timeout = watchdog_test::milliseconds(20000), .end_waiting = [] {}});
   const auto start = std::chrono::steady_clock::now();

@@ -7,6 +7,9 @@
 #include <map>
 
 #include "base/log.h"
+#include "model/init.h"
+#include "model/lm.h"
+#include "optim/parameter_arena.h"
 #include "tests/support/ranks.h"
 #include "tests/train/train_folder.h"
 #include "train/agreement.h"
@@ -115,9 +118,10 @@ TEST_CASE("in bfloat16, where full-precision parameters are common to all ranks,
   two.run.name = "two";
   t::train_to_the_end(1, one);
   t::train_to_the_end(2, two);
-  // A weight whose last bit of fp32 differs may round to another bfloat16: 4e-3 of it.
+  // A weight whose last bit of fp32 differs may round to another bfloat16, 4e-3 away; AdamW takes a step of
+  // the same size for any gradient, so what began at zero differs most.
   t::check_metrics(folder.metrics("two"), folder.metrics("one"), 2e-3);
-  t::check_close_weights(folder.newest("two"), folder.newest("one"), 2e-3);
+  t::check_close_weights(folder.newest("two"), folder.newest("one"), 2e-2);
 }
 
 TEST_CASE("jobs of equally many ranks have equal bits, straight or stopped and resumed",
@@ -159,6 +163,55 @@ TEST_CASE("a run goes on from 2 ranks to 4 to 1 and back to 2, as if it had alwa
     for (Json& record : *records) record.erase("validation_loss");
   t::check_metrics(found, expected, 2e-5);
   t::check_close_weights(folder.newest("elastic"), folder.newest("one"), 1e-4);
+}
+
+TEST_CASE("when a layer's backward is told to be over, its gradients and those behind it are final",
+          "[data_parallel]") {
+  const auto recompute =
+      GENERATE(config::Recompute::kNone, config::Recompute::kMixer, config::Recompute::kBlock);
+  const auto backbone =
+      GENERATE(config::Backbone::kDeltaNet, config::Backbone::kGatedDeltaNet, config::Backbone::kKda);
+  config::Model config;
+  config.backbone = backbone;
+  config.hidden_size = 32;
+  config.num_layers = 3;
+  config.num_heads = 2;
+  config.head_dim = 16;
+  config.intermediate_size = 48;
+  config.osdn = config::Osdn{};
+  config.osdn->retention = config::Retention::kOwnGate;
+  const auto specs = model::parameter_specs(config, kVocab);
+  optim::ParameterArena arena(specs, {});
+  for (const optim::ParameterArena::Slot& slot : arena.slots())
+    model::initialize(slot.spec, 1, arena.master(slot.spec.name));
+  const model::LanguageModel lm(config, kVocab, arena.source());
+
+  std::map<std::string, at::Tensor> seen;  // gradients as they were when their layer was over
+  std::vector<int64_t> order;
+  const model::LayerHooks hooks{.before_forward = [&](int64_t layer) { order.push_back(layer); },
+                                .after_backward =
+                                    [&](int64_t layer) {
+                                      order.push_back(-layer);
+                                      for (const optim::ParameterArena::Slot& slot : arena.slots())
+                                        if (model::layer_of(slot.spec.name, config.num_layers) >= layer)
+                                          seen.emplace(slot.spec.name,
+                                                       arena.gradient(slot.spec.name).clone());
+                                    }};
+  const at::Tensor tokens = at::randint(kVocab, {64}, at::kLong);
+  model::ForwardCall call{
+      .sequences = ops::Sequences::make({0, 40, 64}, at::kCPU), .recompute = recompute, .hooks = &hooks};
+  torch::autograd::backward({lm.loss(tokens, tokens.roll(1), call)}, {});
+  CHECK(order == std::vector<int64_t>{0, 1, 2, 3, 4, -4, -3, -2, -1});
+  for (const optim::ParameterArena::Slot& slot : arena.slots()) {
+    INFO(slot.spec.name);
+    const at::Tensor final_gradient = arena.gradient(slot.spec.name);
+    if (model::layer_of(slot.spec.name, config.num_layers) == 0) {
+      CHECK(seen.count(slot.spec.name) == 0);
+      continue;
+    }
+    REQUIRE(seen.count(slot.spec.name) == 1);
+    CHECK(seen[slot.spec.name].equal(final_gradient));
+  }
 }
 
 TEST_CASE("sets of fewer windows than ranks are validated once, on whatever ranks", "[data_parallel][dist]") {

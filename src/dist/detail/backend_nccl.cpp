@@ -2,6 +2,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/error.h"
+#include "base/log.h"
 #include "dist/detail/backend.h"
 #include "tensor/torch.h"
 
@@ -23,9 +25,24 @@ constexpr std::array<std::pair<const char*, const char*>, 6> kSettings = {
      {"NCCL_NVLS_ENABLE", "0"},
      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}}};
 
+/// The library that is loaded need not be the one whose headers were compiled against.
+void check_versions(const LaunchEnvironment& launched) {
+  const auto [major, minor, patch] = c10d::getNcclVersionTuple();
+  if (major != NCCL_MAJOR || minor < NCCL_MINOR)
+    throw EnvironmentError(
+        "rank {} of {}: compiled against NCCL {}.{}.{}, loaded {}.{}.{}; put a library that is as new first "
+        "in "
+        "LD_LIBRARY_PATH, or build again",
+        launched.rank, launched.world_size, NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH, major, minor, patch);
+  if (launched.rank == 0)
+    log::info("NCCL {}.{}.{} (compiled against {}.{}.{})", major, minor, patch, NCCL_MAJOR, NCCL_MINOR,
+              NCCL_PATCH);
+}
+
 }  // namespace backend_nccl_detail
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendRequest& request) {
+  backend_nccl_detail::check_versions(request.launched);
   for (const auto& [name, value] : backend_nccl_detail::kSettings) ::setenv(name, value, 0);
   // Collectives run beside the model's kernels and are what others wait for: they go first.
   const auto options = c10d::ProcessGroupNCCL::Options::create(true);

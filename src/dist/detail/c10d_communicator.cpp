@@ -1,5 +1,7 @@
 #include "dist/detail/c10d_communicator.h"
 
+#include <algorithm>
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -99,6 +101,13 @@ class C10dCommunicator : public Communicator {
     if (device.is_cuda())
       watchdog_.emplace(Watchdog::Options{.timeout = timeout, .end_waiting = [this] { backend_->abort(); }});
     token_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device));
+    if (!device.is_cuda()) return;
+    try {
+      try_links(timeout);
+    } catch (...) {
+      backend_->abort();  // the destructor, which does it otherwise, is not called
+      throw;
+    }
   }
 
   ~C10dCommunicator() override {
@@ -154,6 +163,30 @@ class C10dCommunicator : public Communicator {
         "on "
         "this host); start at most one process a GPU",
         launched_.rank, launched_.local_rank, num_gpus(), launched_.local_world_size);
+  }
+
+  /// Sums of known values, small and large, before anything depends on them: links that are broken (direct
+  /// access between GPUs under an IOMMU, a network interface that leads nowhere) hang or give nonsense, and
+  /// do so at the first collective, which also connects the ranks.
+  void try_links(std::chrono::milliseconds timeout) {
+    constexpr std::chrono::milliseconds kLimit = std::chrono::seconds(60);
+    constexpr int64_t kSizes[] = {256, int64_t{16} << 20};  // of float32: 1 KiB and 64 MiB
+    const std::string what = fmt::format(
+        "rank {} of {}: first sums over NCCL, of 1 KiB and 64 MiB (NCCL_P2P_DISABLE=1 tells whether direct "
+        "access between GPUs is broken, NCCL_SOCKET_IFNAME chooses the network, NCCL_DEBUG=INFO says more)",
+        launched_.rank, launched_.world_size);
+    const auto done = std::make_shared<std::atomic<bool>>(false);
+    watchdog_->watch(
+        {.what = what, .finished = [done] { return done->load(); }, .timeout = std::min(timeout, kLimit)});
+    for (const int64_t size : kSizes) {
+      at::Tensor values = at::full({size}, launched_.rank + 1.0, token_.options());  // [size]
+      all_reduce_sum(values, "the first sums");
+      const double expected = 0.5 * launched_.world_size * (launched_.world_size + 1.0);
+      const bool right = values.eq(expected).all().item<bool>();
+      check();
+      if (!right) throw EnvironmentError("{}: a sum of {} numbers is wrong", what, size);
+    }
+    done->store(true);
   }
 
   static bool is_finished(c10d::Work& work) {

@@ -39,12 +39,14 @@ std::optional<std::string> Watchdog::inspect() {
   } catch (const std::exception& reason) {
     return fmt::format("{}: {}", tasks_.front().task.what, reason.what());
   }
-  if (tasks_.empty() || std::chrono::steady_clock::now() - tasks_.front().since < options_.timeout)
-    return std::nullopt;
+  if (tasks_.empty()) return std::nullopt;
+  const std::chrono::milliseconds own = tasks_.front().task.timeout;
+  const std::chrono::milliseconds timeout = own.count() > 0 ? own : options_.timeout;
+  if (std::chrono::steady_clock::now() - tasks_.front().since < timeout) return std::nullopt;
   return fmt::format(
       "{}: not finished within {} s; another rank has stopped, is far behind, or cannot be reached "
       "(distributed.timeout_seconds)",
-      tasks_.front().task.what, static_cast<double>(options_.timeout.count()) / 1000);
+      tasks_.front().task.what, static_cast<double>(timeout.count()) / 1000);
 }
 
 void Watchdog::run() {

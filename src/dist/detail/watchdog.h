@@ -16,8 +16,9 @@ namespace osdn::dist::detail {
 class Watchdog {
  public:
   struct Task {
-    std::string what;                // begins the message of its failure
-    std::function<bool()> finished;  // asked again and again; throws when the work has failed
+    std::string what;                      // begins the message of its failure
+    std::function<bool()> finished;        // asked again and again; throws when the work has failed
+    std::chrono::milliseconds timeout{0};  // where it is not that of the options
   };
 
   struct Options {

@@ -23,6 +23,7 @@
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "tensor/logging.h"
 
 namespace osdn::apps {
 namespace {
@@ -42,14 +43,11 @@ int report_failure(ExitCode code, const std::string& message) {
 // with other work a spinning thread takes the core that the one it waits for needs (twice the time a step was
 // seen), and on an idle one nothing is lost. The OpenMP runtime reads the variable when it is loaded, so it
 // is set before any library starts.
-// LibTorch logs what it then throws, with stack traces of hundreds of lines: what is thrown is told once, by
-// us.
-void choose_defaults(int /*argc*/, char** /*argv*/, char** /*environment*/) {
+void choose_wait_policy(int /*argc*/, char** /*argv*/, char** /*environment*/) {
   setenv("OMP_WAIT_POLICY", "PASSIVE", 0);
-  setenv("TORCH_CPP_LOG_LEVEL", "FATAL", 0);
 }
 __attribute__((section(".preinit_array"), used)) void (*const kBeforeLibraries)(int, char**,
-                                                                                char**) = choose_defaults;
+                                                                                char**) = choose_wait_policy;
 
 // As far as it was understood: "osdn tokenizer encode".
 std::string given_command(const CLI::App& root) {
@@ -102,6 +100,7 @@ int run(int argc, char** argv) {
 
 int run_caught(int argc, char** argv) {
   report_crashes();
+  choose_libtorch_logging();
   try {
     return run(argc, argv);
   } catch (const Error& failure) {

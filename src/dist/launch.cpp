@@ -105,43 +105,53 @@ void set_master(LaunchEnvironment& found, const Reader& reader, const std::strin
 
 using Found = std::optional<Launch>;
 
+/// A pod of Kubernetes that the job's operator leaves all processes of the node to: PET_* tell where it
+/// stands, and MASTER_* too, or PET_MASTER_* alone.
+Node node_of_pod(const Reader& reader, const Environment& variable, const std::string& per_node) {
+  Node node;
+  const bool has_rank = reader.has("RANK") && reader.has("WORLD_SIZE");
+  const std::optional<int> nodes = reader.maybe("PET_NNODES");
+  const std::optional<int> rank = reader.maybe("PET_NODE_RANK");
+  node.nodes =
+      nodes || !has_rank ? reader.number("PET_NNODES", "PET_NPROC_PER_NODE") : *reader.maybe("WORLD_SIZE");
+  node.node_rank = rank || !has_rank ? reader.number("PET_NODE_RANK", "PET_NNODES") : *reader.maybe("RANK");
+  node.processes = whole_number(per_node).value_or(0);  // auto, gpu
+  if (node.nodes < 1 || node.node_rank >= node.nodes)
+    throw UserError(
+        "environment variables PET_NODE_RANK and PET_NNODES: expected a node rank below the number of nodes, "
+        "got "
+        "{} and {}",
+        node.node_rank, node.nodes);
+  const int world_size = has_rank ? *reader.maybe("WORLD_SIZE") : 0;
+  if (has_rank && node.processes > 0 && world_size != node.nodes * node.processes && world_size != node.nodes)
+    throw UserError(
+        "environment variable WORLD_SIZE: expected {} (PET_NNODES {} x PET_NPROC_PER_NODE {}), got {}",
+        node.nodes * node.processes, node.nodes, node.processes, world_size);
+  if (node.nodes > 1) {
+    const std::string prefix = variable("MASTER_ADDR") ? "" : "PET_";
+    node.master_addr = reader.text(prefix + "MASTER_ADDR", "the host of rank 0");
+    node.master_port = reader.port(prefix + "MASTER_PORT");
+  }
+  return node;
+}
+
 /// RANK and WORLD_SIZE: torchrun, a PyTorchJob, or the program's own launcher.
 Found from_torch(const Environment& variable) {
-  if (!variable("RANK") && !variable("WORLD_SIZE")) return std::nullopt;
+  const bool has_rank = variable("RANK") || variable("WORLD_SIZE");
   const bool elastic = variable("TORCHELASTIC_RUN_ID") || variable("LOCAL_RANK");
+  const std::string per_node = variable("PET_NPROC_PER_NODE").value_or("1");
+  const bool pod = !elastic && (per_node != "1" || (!has_rank && variable("PET_NNODES")));
+  if (!has_rank && !pod) return std::nullopt;
   Launch launch;
   launch.launcher = variable(kWorkerVariable) ? "osdn" : elastic ? "torchrun" : "PyTorchJob";
   const Reader reader(variable, launch.launcher);
+  if (pod) {
+    launch.node = node_of_pod(reader, variable, per_node);
+    return launch;
+  }
   LaunchEnvironment& found = launch.process;
   found.rank = reader.number("RANK", "WORLD_SIZE");
   found.world_size = reader.number("WORLD_SIZE", "RANK");
-
-  // A PyTorchJob with nprocPerNode starts one process a pod and leaves the rest to it.
-  const std::optional<std::string> per_node = variable("PET_NPROC_PER_NODE");
-  if (!elastic && per_node && *per_node != "1") {
-    Node node;
-    node.nodes = reader.maybe("PET_NNODES").value_or(found.world_size);
-    node.node_rank = reader.maybe("PET_NODE_RANK").value_or(found.rank);
-    node.processes = whole_number(*per_node).value_or(0);
-    if (node.nodes < 1 || node.node_rank >= node.nodes)
-      throw UserError(
-          "environment variables PET_NODE_RANK and PET_NNODES: expected a node rank below the number of "
-          "nodes, "
-          "got {} and {}",
-          node.node_rank, node.nodes);
-    if (node.processes > 0 && found.world_size != node.nodes * node.processes &&
-        found.world_size != node.nodes)
-      throw UserError(
-          "environment variable WORLD_SIZE: expected {} (PET_NNODES {} x PET_NPROC_PER_NODE {}), got {}",
-          node.nodes * node.processes, node.nodes, node.processes, found.world_size);
-    if (node.nodes > 1) {
-      node.master_addr = reader.text("MASTER_ADDR", "the host of rank 0");
-      node.master_port = reader.port("MASTER_PORT");
-    }
-    launch.node = node;
-    return launch;
-  }
-
   check_rank(found, "RANK", "WORLD_SIZE");
   found.local_rank = reader.maybe("LOCAL_RANK").value_or(0);
   found.local_world_size = reader.maybe("LOCAL_WORLD_SIZE").value_or(found.local_rank + 1);

@@ -141,7 +141,8 @@ TEST_CASE("torchrun's variables are honoured, restarts and its store included", 
                     .launcher_serves = true});
 }
 
-TEST_CASE("a PyTorchJob is one process a pod, or the launcher of its pod with nprocPerNode", "[launch]") {
+TEST_CASE("a PyTorchJob is one process a pod, or the launcher of its pod with nprocPerNode, as a TrainJob is",
+          "[launch]") {
   namespace t = launch_test;
   const t::Variables pod = {
       {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}};
@@ -155,6 +156,19 @@ TEST_CASE("a PyTorchJob is one process a pod, or the launcher of its pod with np
   t::check_node(t::detect(t::with(eight, {{"WORLD_SIZE", "4"}, {"PET_NPROC_PER_NODE", "auto"}}), {}, 8),
                 node);
   t::check_refused(t::with(eight, {{"WORLD_SIZE", "31"}}), {}, {"WORLD_SIZE", "32", "31", "PET_NNODES"});
+  // A TrainJob sets these alone.
+  const t::Variables train_job = {{"PET_NNODES", "4"},
+                                  {"PET_NODE_RANK", "1"},
+                                  {"PET_NPROC_PER_NODE", "8"},
+                                  {"PET_MASTER_ADDR", "job-master-0"},
+                                  {"PET_MASTER_PORT", "23456"}};
+  t::check_node(t::detect(train_job), node);
+  t::check_node(t::detect(t::with(train_job, {{"PET_NPROC_PER_NODE", "gpu"}}), {}, 8), node);
+  t::check_node(
+      t::detect(t::with(train_job, {{"PET_NPROC_PER_NODE", "1"}})),
+      {.nodes = 4, .node_rank = 1, .processes = 1, .master_addr = "job-master-0", .master_port = 23456});
+  t::check_refused(t::with(train_job, {{"PET_NODE_RANK", ""}}), {}, {"PET_NODE_RANK", "beside PET_NNODES"});
+  t::check_refused(t::with(train_job, {{"PET_MASTER_ADDR", ""}}), {}, {"PET_MASTER_ADDR", "found none"});
 }
 
 TEST_CASE("srun's variables are honoured: first host of the step, a port of the job, tasks of the node",

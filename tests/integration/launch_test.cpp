@@ -275,6 +275,7 @@ TEST_CASE("ranks of another launcher that cannot meet say where and how many cam
   const test::ProcessResult closed = t::run_rank(folder, rank(1, 2, "127.0.0.1", port));
   CHECK(closed.exit_code == 3);
   t::check_mentions(closed.err, {"rank 1 of 2", fmt::format("127.0.0.1:{}", port), "1 s"});
+  CHECK(closed.err.find("[c10d]") == std::string::npos);  // LibTorch's own words of it, with a stack trace
   // A name that does not exist.
   const test::ProcessResult nowhere = t::run_rank(folder, rank(1, 2, "no-such-host.invalid", port));
   CHECK(nowhere.exit_code == 3);

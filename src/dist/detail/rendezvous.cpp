@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <future>
 #include <memory>
 #include <string>
@@ -145,8 +144,6 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launched, std::ch
 
 c10::intrusive_ptr<c10d::Store> meet(const LaunchEnvironment& launched, std::chrono::milliseconds timeout) {
   namespace inner = rendezvous_detail;
-  // What goes wrong is said once, here, and not by c10d's log with a stack trace before.
-  if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = 2;
   const c10::intrusive_ptr<c10d::Store> whole = inner::connect(launched, timeout);
   // A launcher's store outlives the processes it starts again: each start has keys of its own.
   const auto store =

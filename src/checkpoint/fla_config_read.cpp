@@ -17,6 +17,7 @@ const std::vector<FixedKey>& common_fixed_keys() {
   static const std::vector<FixedKey> keys = {
       {"attnres_block_size", {nullptr}, "attention over depth is not supported"},
       {"hidden_act", {"swish", "silu"}, "the MLP is a SwiGLU"},
+      {"elementwise_affine", {true}, "every norm has a weight"},
       {"is_encoder_decoder", {false}, "this is a decoder"},
       {"add_cross_attention", {false}, "this is a decoder"},
       {"quantization_config", {nullptr}, "weights are read as they are"},

@@ -296,6 +296,7 @@ TEST_CASE("a value that changes the mathematics is refused with key, value and w
   check(plain(), "attn", "none");
   check(plain(), "attnres_block_size", 2);
   check(plain(), "hidden_act", "powlu");
+  check(plain(), "elementwise_affine", false);
   check(plain(), "qk_norm", "l1");
   check(plain(), "qk_activation", "gelu");
   check(plain(), "use_beta", false);

@@ -75,10 +75,44 @@ __device__ inline void load_weight(const float* weight, int64_t width, float* sh
   __syncthreads();
 }
 
+/// A row of an array as it lies in memory, in bf16 half the registers of fp32.
 template <typename S>
-__device__ Row<typename S::Type, S::V> load(const void* array, int64_t row, const Place<S>& place, int c) {
+struct HeldRow {
   using T = typename S::Type;
-  return load_row<T, S::V>(static_cast<const T*>(array) + row * place.width + place.column(c));
+  Row<T, S::V> vectors[S::C];
+
+  /// Nothing where the array is absent or there is no such row. One branch for all vectors, so that they are
+  /// on their way together.
+  __device__ void load(const void* array, int64_t row, int64_t num_rows, const Place<S>& place) {
+    if (array == nullptr || row >= num_rows) return;
+    const T* source = static_cast<const T*>(array) + row * place.width;
+#pragma unroll
+    for (int c = 0; c < S::C; ++c)
+      if (place.holds(c)) vectors[c] = load_row<T, S::V>(source + place.column(c));
+  }
+};
+
+/// Calls row(held, index of the row) for the rows of a row group, with what fetch(held, index) has loaded:
+/// where registers allow it, one row ahead. All threads of a block make the same calls.
+template <typename S, typename Held, typename Fetch, typename EachRow>
+__device__ void for_rows(int64_t num_rows, const Place<S>& place, const Fetch& fetch, const EachRow& each) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * S::kGroups;
+  int64_t first = static_cast<int64_t>(blockIdx.x) * S::kGroups;
+  if constexpr (S::C == 1) {
+    Held next;
+    fetch(next, first + place.group);
+    for (; first < num_rows; first += stride) {
+      const Held held = next;
+      fetch(next, first + stride + place.group);
+      each(held, first + place.group);
+    }
+  } else {
+    for (; first < num_rows; first += stride) {
+      Held held;
+      fetch(held, first + place.group);
+      each(held, first + place.group);
+    }
+  }
 }
 
 template <typename S>
@@ -88,59 +122,72 @@ __device__ void store(void* array, int64_t row, const Place<S>& place, int c, co
 }
 
 template <typename S>
-__global__ void __launch_bounds__(kThreads, 3)
+struct ForwardHeld {
+  HeldRow<S> x, residual, gate;
+};
+
+template <typename S, bool Gated>
+__global__ void __launch_bounds__(kThreads, Gated ? 2 : 3)
     forward_kernel(const __grid_constant__ RmsNormForwardArgs args) {
+  using T = typename S::Type;
   extern __shared__ float weight[];  // [D]
   __shared__ float sums[2][kThreads / kWarpSize];
   const RmsNormInputs& in = args.in;
   const Place<S> place{.width = in.width};
   load_weight(in.weight, in.width, weight);
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * S::kGroups;
+  const auto fetch = [&](ForwardHeld<S>& held, int64_t row) {
+    held.x.load(in.x, row, in.num_rows, place);
+    held.residual.load(args.residual, row, in.num_rows, place);
+    if constexpr (Gated) held.gate.load(in.gate, row, in.num_rows, place);
+  };
   int turn = 0;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * S::kGroups; first < in.num_rows;
-       first += stride, turn ^= 1) {
-    const int64_t row = first + place.group;
+  for_rows<S, ForwardHeld<S>>(in.num_rows, place, fetch, [&](const ForwardHeld<S>& held, int64_t row) {
     const bool valid = row < in.num_rows;
     float z[S::C][S::V] = {};
-    Row<typename S::Type, S::V> gates[S::C];
     float squares = 0;
 #pragma unroll
     for (int c = 0; c < S::C; ++c) {
       if (!valid || !place.holds(c)) continue;
-      load(in.x, row, place, c).unpack(z[c]);
+      held.x.vectors[c].unpack(z[c]);
       if (args.residual != nullptr) {
         float other[S::V];
-        load(args.residual, row, place, c).unpack(other);
+        held.residual.vectors[c].unpack(other);
 #pragma unroll
         for (int i = 0; i < S::V; ++i) {
           z[c][i] += other[i];
-          if (args.round_sum) z[c][i] = static_cast<float>(static_cast<typename S::Type>(z[c][i]));
+          if (args.round_sum) z[c][i] = static_cast<float>(static_cast<T>(z[c][i]));
         }
       }
-      if (in.gate != nullptr) gates[c] = load(in.gate, row, place, c);
 #pragma unroll
       for (int i = 0; i < S::V; ++i) squares = fmaf(z[c][i], z[c][i], squares);
     }
     squares = row_sum<S>(squares, sums[turn]);
+    turn ^= 1;
     const float rstd = rsqrtf(squares / static_cast<float>(in.width) + args.eps);  // (eq. 1)
-    if (!valid) continue;
+    if (!valid) return;
     if (place.lane == 0) args.rstd[row] = rstd;
 #pragma unroll
     for (int c = 0; c < S::C; ++c) {
       if (!place.holds(c)) continue;
       if (args.residual != nullptr) store(args.sum, row, place, c, z[c]);
-      float gate[S::V];
-      if (in.gate != nullptr) gates[c].unpack(gate);
+      [[maybe_unused]] float gate[S::V];
+      if constexpr (Gated) held.gate.vectors[c].unpack(gate);
       float y[S::V];
 #pragma unroll
       for (int i = 0; i < S::V; ++i) {
         y[i] = z[c][i] * rstd * weight[place.column(c) + i];  // (eq. 2)
-        if (in.gate != nullptr) y[i] *= in.swish ? gate[i] * sigmoid(gate[i]) : sigmoid(gate[i]);
+        if constexpr (Gated) y[i] *= in.swish ? gate[i] * sigmoid(gate[i]) : sigmoid(gate[i]);
       }
       store(args.y, row, place, c, y);
     }
-  }
+  });
 }
+
+template <typename S>
+struct BackwardHeld {
+  HeldRow<S> x, dn, sum, gate;  // dn: upstream of the norm, before the weight
+  float rstd;
+};
 
 template <typename S, bool Gated>
 __global__ void __launch_bounds__(kThreads, 2)
@@ -151,39 +198,32 @@ __global__ void __launch_bounds__(kThreads, 2)
   const Place<S> place{.width = in.width};
   load_weight(in.weight, in.width, weight);
   float d_weight[S::C][S::V] = {};
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * S::kGroups;
+  const auto fetch = [&](BackwardHeld<S>& held, int64_t row) {
+    held.x.load(in.x, row, in.num_rows, place);
+    held.dn.load(args.d_y, row, in.num_rows, place);
+    held.sum.load(args.d_sum, row, in.num_rows, place);
+    if constexpr (Gated) held.gate.load(in.gate, row, in.num_rows, place);
+    held.rstd = row < in.num_rows ? args.rstd[row] : 0.0f;
+  };
   int turn = 0;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * S::kGroups; first < in.num_rows;
-       first += stride, turn ^= 1) {
-    const int64_t row = first + place.group;
+  for_rows<S, BackwardHeld<S>>(in.num_rows, place, fetch, [&](const BackwardHeld<S>& held, int64_t row) {
     const bool valid = row < in.num_rows;
-    const float rstd = valid ? args.rstd[row] : 0.0f;
-    // As they lie in memory: half the registers of fp32 while the row waits for its sum.
-    Row<typename S::Type, S::V> x_rows[S::C];
-    Row<typename S::Type, S::V> dn_rows[S::C];  // upstream of the norm, before the weight
-    Row<typename S::Type, S::V> sum_rows[S::C];
+    const float rstd = held.rstd;
     float dot = 0;
-#pragma unroll
-    for (int c = 0; c < S::C; ++c) {
-      if (!valid || !place.holds(c)) continue;
-      x_rows[c] = load(in.x, row, place, c);
-      dn_rows[c] = load(args.d_y, row, place, c);
-      if (args.d_sum != nullptr) sum_rows[c] = load(args.d_sum, row, place, c);
-    }
     float gate_factor[Gated ? S::C : 1][S::V];  // act(gate)
 #pragma unroll
     for (int c = 0; c < S::C; ++c) {
       if (!valid || !place.holds(c)) continue;
       float normalized[S::V];
       float dn[S::V];
-      x_rows[c].unpack(normalized);
-      dn_rows[c].unpack(dn);
+      held.x.vectors[c].unpack(normalized);
+      held.dn.vectors[c].unpack(dn);
 #pragma unroll
       for (int i = 0; i < S::V; ++i) normalized[i] *= rstd;
       if constexpr (Gated) {
         float gate[S::V];
         float d_gate[S::V];
-        load(in.gate, row, place, c).unpack(gate);
+        held.gate.vectors[c].unpack(gate);
 #pragma unroll
         for (int i = 0; i < S::V; ++i) {
           const float s = sigmoid(gate[i]);
@@ -201,16 +241,17 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
     }
     const float mean = row_sum<S>(dot, sums[turn]) / static_cast<float>(in.width);
-    if (!valid) continue;
+    turn ^= 1;
+    if (!valid) return;
 #pragma unroll
     for (int c = 0; c < S::C; ++c) {
       if (!place.holds(c)) continue;
       float normalized[S::V];
       float dx[S::V];
-      x_rows[c].unpack(normalized);
-      dn_rows[c].unpack(dx);
+      held.x.vectors[c].unpack(normalized);
+      held.dn.vectors[c].unpack(dx);
       float d_sum[S::V] = {};
-      if (args.d_sum != nullptr) sum_rows[c].unpack(d_sum);
+      if (args.d_sum != nullptr) held.sum.vectors[c].unpack(d_sum);
 #pragma unroll
       for (int i = 0; i < S::V; ++i) {
         float weighted = dx[i] * weight[place.column(c) + i];
@@ -219,7 +260,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
       store(args.d_x, row, place, c, dx);
     }
-  }
+  });
   // The weight is not needed any more. Row groups add one after the other.
   for (int group = 0; group < S::kGroups; ++group) {
     __syncthreads();
@@ -279,7 +320,9 @@ void launch(const RmsNormForwardArgs& args, CUstream_st* stream) {
     using S = decltype(shape);
     const auto blocks = static_cast<unsigned>(S::blocks(args.in.num_rows, S::kForwardBlocks));
     const auto bytes = static_cast<size_t>(args.in.width) * sizeof(float);
-    detail::forward_kernel<S><<<blocks, detail::kThreads, bytes, stream>>>(args);
+    const auto kernel =
+        args.in.gate != nullptr ? detail::forward_kernel<S, true> : detail::forward_kernel<S, false>;
+    kernel<<<blocks, detail::kThreads, bytes, stream>>>(args);
   });
   OSDN_CUDA_CHECK(cudaGetLastError());
 }

@@ -9,9 +9,9 @@ namespace osdn::kernels {
 namespace column_sum_detail {
 
 constexpr int kColumns = 32;  // a block's
-constexpr int kWarps = 8;     // each takes every eighth row
+constexpr int kWarps = 32;    // each takes every 32nd row
 
-/// Grid: ceil(C / 32). Warp w adds rows w, w + 8, ...; the first warp adds the eight sums in their order.
+/// Grid: ceil(C / 32). Warp w adds rows w, w + 32, ...; the first warp adds their sums in order.
 template <bool Accumulate>
 __global__ void __launch_bounds__(kColumns* kWarps)
     column_sum_kernel(const float* partial, int64_t num_rows, int64_t num_columns, float* sum) {

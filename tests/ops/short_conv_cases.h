@@ -1,6 +1,7 @@
 // Calls of the short convolution that its tests share.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct Shape {
   bool silu = true;
   std::vector<int64_t> parts = {};
   int64_t rest = 0;
+  std::optional<size_t> shared = {};
 };
 
 inline ops::ShortConvArgs make_args(const Shape& shape, const Tensors& inputs, const Tensors& sinks) {
@@ -33,6 +35,7 @@ inline ops::ShortConvArgs make_args(const Shape& shape, const Tensors& inputs, c
   args.silu = shape.silu;
   args.parts = shape.parts;
   args.rest = shape.rest;
+  args.shared = shape.shared;
   return args;
 }
 
@@ -53,6 +56,7 @@ inline OpCase make_case(const Shape& shape) {
     Tensors outputs = out.parts;
     if (out.y.defined()) outputs.push_back(out.y);
     outputs.push_back(out.final_state);
+    if (out.shared.defined()) outputs.push_back(out.shared);
     if (out.rest.defined()) outputs.push_back(out.rest);
     return outputs;
   };

@@ -11,7 +11,7 @@ namespace osdn::apps {
 
 struct ExportDescription {
   std::string model_type;  // of config.json
-  std::string source;  // checkpoint directory
+  std::string source;      // checkpoint directory
   int64_t step = 0;
   std::string dtype;
   std::string verification;        // what the comparison of logits found

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -21,22 +22,26 @@ namespace supervisor_test {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// One node; `elsewhere` is a failure that another node reports in the first attempt.
+/// One node; `elsewhere` is a failure that another node reports in the first attempt, once the file is there.
 class FakePeers : public Peers {
  public:
-  explicit FakePeers(std::optional<Failure> elsewhere = std::nullopt) : elsewhere_(std::move(elsewhere)) {}
+  FakePeers(std::optional<Failure> elsewhere, std::string when)
+      : elsewhere_(std::move(elsewhere)), when_(std::move(when)) {}
   void join(int attempt) override {
     attempt_ = attempt;
-    failure_ = attempt == 0 ? elsewhere_ : std::nullopt;
+    failure_.reset();
   }
   std::optional<Meeting> meeting() override { return Meeting{.attempt = attempt_, .world_size = 2}; }
   void report(const Failure& failure) override { failure_ = failure; }
-  std::optional<Failure> failure() override { return failure_; }
+  std::optional<Failure> failure() override {
+    return attempt_ == 0 && elsewhere_ && std::filesystem::exists(when_) ? elsewhere_ : failure_;
+  }
   void report_done() override {}
   bool all_done() override { return true; }
 
  private:
   std::optional<Failure> elsewhere_, failure_;
+  std::string when_;
   int attempt_ = 0;
 };
 
@@ -47,7 +52,8 @@ struct Supervised {
 };
 
 /// Runs `scripts` (one a rank; $ATTEMPT, $RANK and $DIR are set) under a supervisor in a process of its own,
-/// which signals may reach as they reach a launcher. `signals`: sent to it after so many milliseconds.
+/// which signals may reach as they reach a launcher. `signals`: sent to it one after the other, each after so
+/// many milliseconds, when all workers have written pid_$RANK.
 struct Signal {
   int after_milliseconds;
   int number;
@@ -64,7 +70,7 @@ Supervised supervise_scripts(const std::vector<std::string>& scripts, Supervisor
     int code = 99;
     try {
       const BlockedSignals blocked;
-      FakePeers peers(std::move(elsewhere));
+      FakePeers peers(std::move(elsewhere), directory + "/pid_0");
       code = static_cast<int>(supervise(peers, blocked, options, [&](const Meeting& meeting) {
         std::vector<Worker> workers;
         for (size_t rank = 0; rank < scripts.size(); ++rank)
@@ -81,8 +87,11 @@ Supervised supervise_scripts(const std::vector<std::string>& scripts, Supervisor
     }
     ::_exit(code);
   }
+  for (size_t rank = 0; rank < scripts.size() && !signals.empty(); ++rank)
+    for (int i = 0; i < 4000 && !std::filesystem::exists(directory + "/pid_" + std::to_string(rank)); ++i)
+      std::this_thread::sleep_for(milliseconds(5));
   for (const Signal& signal : signals) {
-    std::this_thread::sleep_until(start + milliseconds(signal.after_milliseconds));
+    std::this_thread::sleep_for(milliseconds(signal.after_milliseconds));
     ::kill(launcher, signal.number);
   }
   int status = 0;
@@ -108,6 +117,9 @@ bool exists(int process) {
   return end != std::string::npos && text[end + 2] != 'Z';
 }
 
+/// Waits until rank 0 listens.
+const std::string kWhenPatient = "while [ ! -s $DIR/pid_0 ]; do sleep 0.02; done; ";
+
 /// Ends after the signal as a training does, telling which one came.
 const std::string kPatient =
     "trap 'echo TERM >> $DIR/got_$RANK; exit 143' TERM USR1 HUP; trap 'echo INT >> $DIR/got_$RANK; exit 130' "
@@ -131,7 +143,7 @@ TEST_CASE("a killed worker ends the others within the grace period, and all star
   // Rank 0 is deaf to SIGTERM; in the second attempt both end well.
   const std::string deaf =
       "[ $ATTEMPT = 1 ] && exit 0; trap '' TERM; echo $$ > $DIR/pid_0; while :; do sleep 0.02; done";
-  const std::string dies = "[ $ATTEMPT = 1 ] && exit 0; sleep 0.2; kill -9 $$";
+  const std::string dies = "[ $ATTEMPT = 1 ] && exit 0; " + t::kWhenPatient + "kill -9 $$";
   const t::Supervised result = t::supervise_scripts(
       {deaf, dies}, {.max_restarts = 3, .grace = std::chrono::milliseconds(400)}, folder.path());
   INFO(result.output);
@@ -175,8 +187,9 @@ TEST_CASE("the cause is named, not the ranks that lost their peer a moment later
   const TemporaryDirectory folder;
   // Both are gone before the launcher looks.
   const t::Supervised result = t::supervise_scripts(
-      {"sleep 0.2; echo 'error connection closed by peer' >&2; exit 3", "sleep 0.21; kill -SEGV $$"}, {},
-      folder.path());
+      {"while [ ! -e $DIR/go ]; do sleep 0.01; done; echo 'error connection closed by peer' >&2; exit 3",
+       "touch $DIR/go; sleep 0.06; kill -SEGV $$"},
+      {}, folder.path());
   CHECK(result.exit_code == 5);
   t::check_says(result, {"rank 1 (process ", "died of SIGSEGV"});
 }
@@ -184,9 +197,10 @@ TEST_CASE("the cause is named, not the ranks that lost their peer a moment later
 TEST_CASE("a stopped rank is named beside the one whose wait ran out", "[supervisor]") {
   namespace t = supervisor_test;
   const TemporaryDirectory folder;
-  const t::Supervised result = t::supervise_scripts(
-      {"sleep 0.3; echo 'error all_reduce timed out' >&2; exit 3", "kill -STOP $$; exit 0"},
-      {.grace = std::chrono::milliseconds(200)}, folder.path());
+  const t::Supervised result = t::supervise_scripts({"while [ ! -e $DIR/go ]; do sleep 0.01; done; sleep "
+                                                     "0.5; echo 'error all_reduce timed out' >&2; exit 3",
+                                                     "touch $DIR/go; kill -STOP $$; exit 0"},
+                                                    {.grace = std::chrono::milliseconds(200)}, folder.path());
   CHECK(result.exit_code == 3);
   t::check_says(result,
                 {"rank 0 (process ", "all_reduce timed out", "; rank 1 (process ", "is stopped (SIGSTOP"});
@@ -209,7 +223,7 @@ TEST_CASE("signals reach every worker, whose exit code the job takes, without a 
                                            {SIGINT, 130, "INT\n"}}) {
     const TemporaryDirectory folder;
     const t::Supervised result =
-        t::supervise_scripts({t::kPatient, t::kPatient}, {.max_restarts = 3}, folder.path(), {{300, number}});
+        t::supervise_scripts({t::kPatient, t::kPatient}, {.max_restarts = 3}, folder.path(), {{50, number}});
     INFO(result.output);
     CHECK(result.exit_code == code);
     for (const char* got : {"/got_0", "/got_1"}) CHECK(read_file(folder.path() + got) == told);
@@ -219,10 +233,10 @@ TEST_CASE("signals reach every worker, whose exit code the job takes, without a 
 TEST_CASE("a second signal ends workers that do not listen to the first", "[supervisor]") {
   namespace t = supervisor_test;
   const TemporaryDirectory folder;
-  const std::string deaf = "trap '' TERM; while :; do sleep 0.02; done";
+  const std::string deaf = "trap '' TERM; echo $$ > $DIR/pid_$RANK; while :; do sleep 0.02; done";
   const t::Supervised result =
       t::supervise_scripts({deaf, deaf}, {.max_restarts = 3, .grace = std::chrono::milliseconds(200)},
-                           folder.path(), {{300, SIGTERM}, {600, SIGTERM}});
+                           folder.path(), {{50, SIGTERM}, {300, SIGTERM}});
   INFO(result.output);
   CHECK(result.exit_code != 0);
   CHECK(result.seconds < 5);
@@ -232,7 +246,7 @@ TEST_CASE("a second signal ends workers that do not listen to the first", "[supe
 TEST_CASE("a worker that a signal ends before it listens stops the job, not restarts it", "[supervisor]") {
   namespace t = supervisor_test;
   const TemporaryDirectory folder;
-  const t::Supervised result = t::supervise_scripts({t::kPatient, "sleep 0.2; kill -TERM $$; sleep 5"},
+  const t::Supervised result = t::supervise_scripts({t::kPatient, t::kWhenPatient + "kill -TERM $$; sleep 5"},
                                                     {.max_restarts = 3}, folder.path());
   CHECK(result.exit_code == 143);
   CHECK(read_file(folder.path() + "/got_0") == "TERM\n");
@@ -242,7 +256,7 @@ TEST_CASE("no worker outlives its launcher", "[supervisor]") {
   namespace t = supervisor_test;
   const TemporaryDirectory folder;
   const t::Supervised result =
-      t::supervise_scripts({t::kPatient, t::kPatient}, {}, folder.path(), {{300, SIGKILL}});
+      t::supervise_scripts({t::kPatient, t::kPatient}, {}, folder.path(), {{50, SIGKILL}});
   CHECK(result.exit_code == 128 + SIGKILL);
   for (const char* file : {"/pid_0", "/pid_1"}) {
     const int process = std::stoi(read_file(folder.path() + file));

@@ -229,7 +229,7 @@ TEST_CASE("a rank that stands still ends the job by time-out, naming rank, step 
   namespace t = launch_integration;
   const t::RunFolder folder;
   std::vector<std::string> overrides = t::endless();
-  overrides.insert(overrides.end(), {"distributed.timeout_seconds=2", "distributed.max_restarts=0"});
+  overrides.insert(overrides.end(), {"distributed.timeout_seconds=4", "distributed.max_restarts=0"});
   const auto job = t::start_two(folder, overrides);
   const pid_t rank_1 = t::worker_of(job->id(), 1);
   REQUIRE(t::wait_for_step(*job, folder.run(), 3));
@@ -238,7 +238,7 @@ TEST_CASE("a rank that stands still ends the job by time-out, naming rank, step 
   const test::ProcessResult result = job->wait();
   INFO(result.err);
   CHECK(result.exit_code == 3);
-  CHECK(t::Clock::now() - stopped_at < std::chrono::seconds(2 + 15));
+  CHECK(t::Clock::now() - stopped_at < std::chrono::seconds(4 + 15));
   t::check_mentions(result.err,
                     {"rank 0 of 2, step ", "rank 0 (process ", "rank 1 (process ", "is stopped (SIGSTOP"});
   CHECK(t::is_gone(rank_1));
@@ -274,12 +274,12 @@ TEST_CASE("ranks of another launcher that cannot meet say where and how many cam
   const int port = t::free_port();
   const test::ProcessResult closed = t::run_rank(folder, rank(1, 2, "127.0.0.1", port));
   CHECK(closed.exit_code == 3);
-  t::check_mentions(closed.err, {"rank 1 of 2", fmt::format("127.0.0.1:{}", port), "1 s"});
+  t::check_mentions(closed.err, {"rank 1 of 2", fmt::format("127.0.0.1:{}", port), "1 s", "refused"});
   CHECK(closed.err.find("[c10d]") == std::string::npos);  // LibTorch's own words of it, with a stack trace
   // A name that does not exist.
   const test::ProcessResult nowhere = t::run_rank(folder, rank(1, 2, "no-such-host.invalid", port));
   CHECK(nowhere.exit_code == 3);
-  t::check_mentions(nowhere.err, {"no-such-host.invalid"});
+  t::check_mentions(nowhere.err, {"no-such-host.invalid", "does not resolve"});
   // Rank 0 alone.
   const test::ProcessResult alone = t::run_rank(folder, rank(0, 2, "127.0.0.1", port));
   CHECK(alone.exit_code == 3);
@@ -387,7 +387,7 @@ TEST_CASE("of four ranks one that stands still at the start or while it saves en
     // A checkpoint every step: it is stopped during one, or between two.
     const auto job =
         t::start_two(folder,
-                     {"distributed.timeout_seconds=4", "distributed.max_restarts=0", "train.steps=100000",
+                     {"distributed.timeout_seconds=8", "distributed.max_restarts=0", "train.steps=100000",
                       "checkpoint.every_steps=1", "train.micro_batch_sequences=2"},
                      {"--processes", "4"});
     const pid_t rank_2 = t::worker_of(job->id(), 2);
@@ -399,7 +399,7 @@ TEST_CASE("of four ranks one that stands still at the start or while it saves en
     const test::ProcessResult result = job->wait();
     INFO(result.err);
     CHECK(result.exit_code == 3);
-    CHECK(t::Clock::now() - stopped_at < std::chrono::seconds(4 + 20));
+    CHECK(t::Clock::now() - stopped_at < std::chrono::seconds(8 + 20));
     t::check_mentions(result.err, {"rank 2 (process ", "is stopped (SIGSTOP", " of 4"});
     CHECK(t::is_gone(rank_2));
   }
@@ -417,7 +417,7 @@ TEST_CASE("a node whose node 0 is gone ends in time and says so", "[launch][slow
                                     "--master",    fmt::format("127.0.0.1:{}", port)};
   };
   std::vector<std::string> overrides = t::endless();
-  overrides.push_back("distributed.timeout_seconds=3");
+  overrides.push_back("distributed.timeout_seconds=5");
   const auto node_0 = t::start_two(folder, overrides, more(0));
   std::string line = "cd " + folder.path() + " && exec " + OSDN_BINARY;
   for (const std::string& word : folder.train_arguments(overrides)) line += " " + word;
@@ -429,7 +429,7 @@ TEST_CASE("a node whose node 0 is gone ends in time and says so", "[launch][slow
   const test::ProcessResult result = node_1.wait();
   INFO(result.err);
   CHECK(result.exit_code == 3);
-  CHECK(t::Clock::now() - killed_at < std::chrono::seconds(25));
+  CHECK(t::Clock::now() - killed_at < std::chrono::seconds(30));
   t::check_mentions(result.err, {"rank 1 of 2, step ", "launcher of node 0 at 127.0.0.1"});
 }
 

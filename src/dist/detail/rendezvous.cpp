@@ -1,10 +1,13 @@
 #include "dist/detail/rendezvous.h"
 
 #include <netdb.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <future>
 #include <memory>
 #include <string>
@@ -28,26 +31,49 @@ std::string who(const LaunchEnvironment& launched) {
 
 double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1000; }
 
-/// Waits until something listens at the address. c10d's own attempts lie further and further apart.
-void wait_for_listener(const std::string& host, int port, Clock::time_point deadline) {
+/// 0, or the error number of a connection that does not come about before the deadline: the system's own
+/// patience with an address that answers nothing is two minutes.
+int try_to_connect(const addrinfo& entry, Clock::time_point deadline) {
+  const int socket =
+      ::socket(entry.ai_family, entry.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, entry.ai_protocol);
+  if (socket < 0) return errno;
+  int error = ::connect(socket, entry.ai_addr, entry.ai_addrlen) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    pollfd writable = {.fd = socket, .events = POLLOUT, .revents = 0};
+    socklen_t size = sizeof(error);
+    if (::poll(&writable, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 100, 5000))) != 1)
+      error = ETIMEDOUT;
+    else if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0)
+      error = errno;
+  }
+  ::close(socket);
+  return error;
+}
+
+/// Waits until something listens at the address; c10d's own attempts lie further and further apart. Empty
+/// then, else why nothing does.
+std::string wait_for_listener(const std::string& host, int port, Clock::time_point deadline) {
   constexpr auto kPause = std::chrono::milliseconds(50);
+  std::string reason;
   do {
     addrinfo hints{};
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
-    bool connected = false;
-    if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) == 0) {
-      for (const addrinfo* entry = found; entry && !connected; entry = entry->ai_next) {
-        const int socket = ::socket(entry->ai_family, entry->ai_socktype, entry->ai_protocol);
-        if (socket < 0) continue;
-        connected = ::connect(socket, entry->ai_addr, entry->ai_addrlen) == 0;
-        ::close(socket);
-      }
+    if (const int failure = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+        failure != 0) {
+      reason = fmt::format("the name does not resolve ({})", ::gai_strerror(failure));
+    } else {
+      int error = ECONNREFUSED;
+      for (const addrinfo* entry = found; entry && error != 0; entry = entry->ai_next)
+        error = try_to_connect(*entry, deadline);
       ::freeaddrinfo(found);
+      if (error == 0) return {};
+      reason = std::strerror(error);
     }
-    if (connected) return;
     std::this_thread::sleep_for(kPause);
   } while (Clock::now() < deadline);
+  return reason;
 }
 
 /// c10d waits for ever for whoever accepts its connection and says nothing; so it tries in a thread of its
@@ -83,7 +109,16 @@ c10::intrusive_ptr<c10d::Store> connect(const LaunchEnvironment& launched,
   options.isServer = launched.rank == 0 && !launched.launcher_serves;
   options.waitWorkers = false;
   const auto deadline = Clock::now() + timeout;
-  if (!options.isServer) wait_for_listener(launched.master_addr, launched.master_port, deadline);
+  const auto unreachable = [&](const std::string& reason) {
+    return EnvironmentError(
+        "{}: cannot reach the job's meeting place {}:{} within {} s: {}; is rank 0 running there, and is the "
+        "port open between the hosts? (MASTER_ADDR, MASTER_PORT, distributed.timeout_seconds)",
+        who(launched), launched.master_addr, launched.master_port, seconds(timeout), reason);
+  };
+  if (!options.isServer) {
+    const std::string reason = wait_for_listener(launched.master_addr, launched.master_port, deadline);
+    if (!reason.empty()) throw unreachable(reason);
+  }
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
   options.timeout = std::max(left, std::chrono::milliseconds(100));
   try {
@@ -94,10 +129,7 @@ c10::intrusive_ptr<c10d::Store> connect(const LaunchEnvironment& launched,
       throw EnvironmentError(
           "{}: cannot listen on {}:{}: {}; is another job using the port? Choose another (MASTER_PORT)",
           who(launched), launched.master_addr, launched.master_port, reason);
-    throw EnvironmentError(
-        "{}: cannot reach the job's meeting place {}:{} within {} s: {}; is rank 0 running there, and is the "
-        "port open between the hosts? (MASTER_ADDR, MASTER_PORT, distributed.timeout_seconds)",
-        who(launched), launched.master_addr, launched.master_port, seconds(timeout), reason);
+    throw unreachable(reason);
   }
 }
 

@@ -17,8 +17,8 @@ else
   run $osdn prepare configs/quickstart.yaml
 fi
 training=$SECONDS
-run $osdn train configs/quickstart.yaml
-run $osdn train configs/quickstart_plain.yaml
+run $osdn train configs/quickstart.yaml --processes 1  # too small to share among GPUs
+run $osdn train configs/quickstart_plain.yaml --processes 1
 training=$((SECONDS - training))
 
 # Loss and q_geo of both runs at the same steps, ten rows.

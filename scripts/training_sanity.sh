@@ -48,6 +48,7 @@ for backbone in delta_net gated_delta_net kda; do
   row $backbone plain null
   row $backbone osdn "{preset: osdn, step_size: $step}"
   row $backbone osdn_apf "{preset: osdn_apf, step_size: $step}"
+  [ $backbone = delta_net ] || row $backbone state_gate "{preset: osdn, step_size: $step, retention: state_gate}"
   # The directions: the rule without beta, forgetting towards 0, forgetting towards 1.
   row $backbone beta_free "{preset: osdn, step_size: $step, hypergradient: beta_free, learn_initial_scale: false}"
   row $backbone retention "{preset: osdn, step_size: $step, retention: constant, learn_initial_scale: false}"

@@ -57,6 +57,12 @@ std::optional<int64_t> intermediate_size(Reader& reader, int64_t hidden_size) {
   return std::max<int64_t>(1, (width + 255) / 256) * 256;
 }
 
+/// Null is no absent key here: it stands for attention without positions.
+double read_rope_theta(Reader& reader) {
+  reader.demand_not_null("rope_theta", "a number (attention without rotary embedding is not supported)");
+  return reader.number("rope_theta", 10000.0);
+}
+
 /// One entry of `attn`: layers and how they attend.
 config::Attention attention_entry(const Reader& parent, const StrictJson& json) {
   if (!json.is_object()) parent.refuse("attn", "null, a section or a list of sections", json);
@@ -74,7 +80,7 @@ config::Attention attention_entry(const Reader& parent, const StrictJson& json) 
   attention.num_kv_heads = reader.optional_count("num_kv_heads");
   if (attention.num_kv_heads == attention.num_heads) attention.num_kv_heads.reset();
   attention.window_size = reader.optional_count("window_size");
-  attention.rope_theta = reader.number("rope_theta", 10000.0);
+  attention.rope_theta = read_rope_theta(reader);
   attention.qkv_bias = reader.flag("qkv_bias", false);
   if (const auto unknown = reader.unknown(); !unknown.empty())
     throw UserError("{}: attn: unknown key {}", parent.path(), unknown.front());
@@ -104,7 +110,7 @@ void read_transformer(Reader& reader, config::Model* model) {
   model->attention.num_kv_heads = reader.optional_count("num_kv_heads");
   if (model->attention.num_kv_heads == model->num_heads) model->attention.num_kv_heads.reset();
   model->attention.window_size = reader.optional_count("window_size");
-  model->attention.rope_theta = reader.number("rope_theta", 10000.0);
+  model->attention.rope_theta = read_rope_theta(reader);
   model->attention.qkv_bias = reader.flag("qkv_bias", false);
   model->attention.qk_norm = reader.flag("qk_norm", false);
 }

@@ -91,6 +91,11 @@ void Reader::demand(const FixedKey& fixed) {
   refuse(fixed.key, fmt::format("{} ({})", expected, fixed.why), *found);
 }
 
+void Reader::demand_not_null(const char* key, const std::string& expected) const {
+  const auto found = json_.find(key);
+  if (found != json_.end() && found->is_null()) refuse(key, expected, *found);
+}
+
 std::vector<std::string> Reader::unknown() const {
   std::vector<std::string> names;
   for (const auto& [key, value] : json_.items())

@@ -242,6 +242,10 @@ TEST_CASE("layers of softmax attention are read, alike in all of their sections 
   CHECK(contains(refusal(hybrid(Json{{"num_heads", 8}})), "layers: expected"));
   CHECK(contains(refusal(hybrid(Json{{"layers", {1}}})), "num_heads: expected"));
   CHECK(contains(refusal(hybrid(with(some, "layers", {21}))), "model.attention.layers"));
+  // Null is attention without positions there, not the default.
+  CHECK(contains(refusal(hybrid(with(some, "rope_theta", nullptr))), "rope_theta: expected a number"));
+  CHECK(contains(refusal(with(Json{{"model_type", "transformer"}}, "rope_theta", nullptr)),
+                 "rope_theta: expected a number"));
 }
 
 TEST_CASE("the width of the MLP follows the peer's rule for every ratio", "[fla_config]") {

@@ -53,6 +53,7 @@ class Reader {
   /// Absent: `otherwise`; null: none; lists (several ends of a text) are no id of this program.
   std::optional<int64_t> id(const char* key, std::optional<int64_t> otherwise);
   void demand(const FixedKey& fixed);
+  void demand_not_null(const char* key, const std::string& expected) const;
   void pass(const std::string& key) { known_.insert(key); }
   std::vector<std::string> unknown() const;
   [[noreturn]] void refuse(const std::string& key, const std::string& expected,

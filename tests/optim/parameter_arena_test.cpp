@@ -1,5 +1,7 @@
 #include "optim/parameter_arena.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "tests/support/test.h"
 
@@ -62,6 +64,38 @@ TEST_CASE("full-precision parameters compute in fp32 beside bf16 matrices", "[pa
   arena.master("q").fill_(1.5);
   arena.refresh_compute_copy();
   CHECK(arena.weight("q").value.eq(1.5f).all().item<bool>());
+}
+
+TEST_CASE("ranks own every element once, but what is common, and buckets are cut equally",
+          "[parameter_arena]") {
+  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t world : {1, 2, 3, 4}) {
+      std::vector<int> owners;
+      for (int64_t rank = 0; rank < world; ++rank) {
+        const ParameterArena arena(
+            small_model(),
+            {.compute = compute, .sharding = {.world_size = world, .rank = rank, .bucket_elements = 100}});
+        owners.resize(static_cast<size_t>(arena.masters().numel()));
+        int64_t moments = 0;
+        for (const ParameterArena::OwnedRange& range : arena.owned()) {
+          CHECK(range.begin % ParameterArena::kBlock == 0);
+          CHECK(range.size() % ParameterArena::kBlock == 0);
+          CHECK(range.moments == moments);
+          moments += range.size();
+          for (int64_t i = range.begin; i < range.end; ++i)
+            if (!range.common || rank == 0) ++owners[static_cast<size_t>(i)];
+        }
+        CHECK(moments == arena.exp_avgs().numel());
+        for (const ParameterArena::Range& bucket : arena.buckets()) CHECK(bucket.size() % world == 0);
+        // What ops read from the masters beside a compute copy is common, and nothing else is.
+        const bool has_common = arena.owned().back().common;
+        CHECK(has_common == (world > 1 && compute == at::kBFloat16));
+        for (const auto& slot : arena.slots())
+          if (has_common) CHECK((slot.offset >= arena.owned().back().begin) == slot.spec.full_precision);
+      }
+      CHECK(std::count(owners.begin(), owners.end(), 1) == static_cast<int64_t>(owners.size()));
+    }
+  }
 }
 
 TEST_CASE("an inference arena has neither sinks nor moments", "[parameter_arena]") {

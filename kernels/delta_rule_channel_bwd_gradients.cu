@@ -8,7 +8,10 @@
 // them, so no factor but those within 16 tokens ever exceeds 1. Where a decay within 16 tokens is too strong
 // for one anchor, rows are anchored at the start, columns at the end, and the pairs within are added one by
 // one.
+#include <algorithm>
+
 #include "kernels/delta_rule_channel.h"
+#include "kernels/detail/delta_rule_channel_columns.cuh"
 #include "kernels/detail/delta_rule_channel_gradients.cuh"
 
 namespace osdn::kernels {
@@ -16,7 +19,7 @@ namespace osdn::kernels {
 template <int KP, int VT, bool kAnchored>
 __device__ void ChannelGradients<KP, VT, kAnchored>::weigh_pairs() const {
   const bool of_query = half == 0;
-  const int64_t first = at(0, 1);
+  const int64_t first = place.token * shape.num_value_heads + place.head;
   copy_vector_async(beta(), args.in.beta + first, shape.num_value_heads, place.rows, 0);
   copy_vector_async(q_rstd(), args.q_rstd + first, shape.num_value_heads, place.rows, 64);
   copy_vector_async(k_rstd(), args.k_rstd + first, shape.num_value_heads, place.rows, 128);
@@ -25,8 +28,13 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::weigh_pairs() const {
     if (tile > 0) __syncthreads();
     copy_scan_tiles(tile);
     copy_error(tile);
+    copy_async_commit();
+    // Needed a part later; an empty group where the state comes in more than one tile.
     if (value_tiles() == 1) copy_state(state(), args.states, 0);
-    arrived();
+    copy_async_commit();
+    if (tile == 0) prefetch_rows();
+    copy_async_wait<1>();
+    __syncthreads();
 #pragma unroll 2
     for (int block = 0; block < VT / 16; ++block) {
       uint32_t a[4];
@@ -57,8 +65,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::weigh_pairs() const {
       const float low = products[n][2 * i];
       const float high = products[n][2 * i + 1];
       if (!of_query && token < place.rows) {
-        if (column == token) args.d_beta[at(token, 1)] = low;
-        if (column + 1 == token) args.d_beta[at(token, 1)] = high;
+        if (column == token) chunk_of(args.d_beta, 1)[row_offset(token, 1)] = low;
+        if (column + 1 == token) chunk_of(args.d_beta, 1)[row_offset(token, 1)] = high;
       }
       const int limit = of_query ? token : token - 1;
       write_shared_bits(weights(half).piece(token, n * 8) + (lane & 3) * 4,
@@ -79,8 +87,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::read_state(Rows& d_q, Rows&
       __syncthreads();
       copy_scan_tiles(tile);
       copy_state(state(), args.states, tile);
-      arrived();
     }
+    arrived();
     const auto* after = reinterpret_cast<const uint4*>(state_tile(args.d_states, tile));
 #pragma unroll 4
     for (int block = group; block < VT / 8; block += kChannelGradientThreads / kGroup) {
@@ -156,20 +164,16 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::prepare_rows() const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const auto scale = [&](const RowTile<KP>& to, uint32_t pair, float norm, float low, float high) {
-        write_shared_bits(to.piece(row + i * 8, first_channel + n * 8) + (lane & 3) * 4,
-                          scaled_pair(pair, norm * low, norm * high));
+        write_shared_bits(tile_address(to, n, i), scaled_pair(pair, norm * low, norm * high));
       };
-      const auto given = [&](const RowTile<KP>& from) {
-        return read_shared_bits(from.piece(row + i * 8, first_channel + n * 8) + (lane & 3) * 4);
-      };
+      const auto given = [&](const RowTile<KP>& from) { return read_shared_bits(tile_address(from, n, i)); };
       const float row_low = sums.row_factor(2 * i, anchored);
       const float row_high = sums.row_factor(2 * i + 1, anchored);
       scale(w(), given(own_write_key ? w() : k()), own_write_key ? 1.0f : k_norms[i],
             sums.column_factor(2 * i, anchored), sums.column_factor(2 * i + 1, anchored));
       scale(q(), given(q()), q_norms[i], row_low, row_high);
       scale(k(), given(k()), k_norms[i], row_low, row_high);
-      write_shared_bits(factors().piece(row + i * 8, first_channel + n * 8) + (lane & 3) * 4,
-                        pack_bf16(row_low, row_high));
+      write_shared_bits(tile_address(factors(), n, i), pack_bf16(row_low, row_high));
     }
     if (lane < 4) {
       const auto keep = [&](int which, float2 x) {
@@ -212,248 +216,117 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::add_columns(Rows& d_q, Rows
 }
 
 template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::finish_rows(Rows& d_q, Rows& d_k, Rows& products,
-                                                                 float (&q_dots)[2],
-                                                                 float (&k_dots)[2]) const {
+__device__ void ChannelGradients<KP, VT, kAnchored>::dot_rows(const Rows& d_q, const Rows& d_k,
+                                                              OwnPairs& pairs, float (&q_dots)[2],
+                                                              float (&k_dots)[2]) const {
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
-    float row_factors[4];
-    load_row_factors(row_factors, n);
 #pragma unroll
-    for (int half_rows = 0; half_rows < 2; ++half_rows) {
-      const float2 y = tile_pair(q(), n, half_rows);
-      const float2 z = tile_pair(k(), n, half_rows);
-#pragma unroll
-      for (int i = 2 * half_rows; i < 2 * half_rows + 2; ++i) {
-        const float of_query = (i & 1 ? y.y : y.x) * d_q[n][i];
-        const float of_key = (i & 1 ? z.y : z.x) * d_k[n][i];
-        products[n][i] = of_query + of_key;
-        q_dots[half_rows] += of_query;
-        k_dots[half_rows] += of_key;
-        d_q[n][i] *= row_factors[i];
-        d_k[n][i] *= row_factors[i];
-      }
+    for (int i = 0; i < 2; ++i) {
+      const float2 y = tile_pair(q(), n, i);
+      const float2 z = tile_pair(k(), n, i);
+      q_dots[i] += y.x * d_q[n][2 * i] + y.y * d_q[n][2 * i + 1];
+      k_dots[i] += z.x * d_k[n][2 * i] + z.y * d_k[n][2 * i + 1];
     }
     if constexpr (!kAnchored) {
-      if (anchored) continue;
       TokenPairs of_query = {};
       TokenPairs of_key = {};
       const TriangleTile both[2] = {weights(0), weights(1)};
-      add_earlier_pairs(of_query, of_key, vectors(), both, first_row, channel(n), lane);
+      if (!anchored) add_earlier_pairs(of_query, of_key, vectors(), both, first_row, channel(n), lane);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int token = row + (i >> 1) * 8;
         const float2 query = vectors().query(token, channel(n));
         const float2 key = vectors().key(token, channel(n));
-        const float2 write = vectors().write(token, channel(n));
-        const float x = (i & 1 ? query.y : query.x);
-        const float from_query = x * of_query.value[i];
-        const float from_key = (i & 1 ? key.y : key.x) * of_key.value[i];
-        const float self = weight_at(weights(0), token, token) * (i & 1 ? write.y : write.x);
-        products[n][i] += from_query + from_key;
-        q_dots[i >> 1] += from_query + x * self;
-        k_dots[i >> 1] += from_key;
-        d_q[n][i] += of_query.value[i] + self;
-        d_k[n][i] += of_key.value[i];
+        pairs.of_query[n][i] = of_query.value[i];
+        pairs.of_key[n][i] = of_key.value[i];
+        q_dots[i >> 1] += (i & 1 ? query.y : query.x) * (of_query.value[i] + self_query(n, i));
+        k_dots[i >> 1] += (i & 1 ? key.y : key.x) * of_key.value[i];
       }
     }
   }
 }
 
 template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::add_rows(Rows& d_write) const {
-#pragma unroll 1
-  for (int block = kSubBlocks - 1; block >= sub_block; --block) {
-    if (block + 1 < kSubBlocks) {
+__device__ void ChannelGradients<KP, VT, kAnchored>::finish_rows(Rows& d_q, Rows& d_k,
+                                                                 const OwnPairs& pairs) const {
+  const float q_norms[2] = {row_value(q_rstd(), 0), row_value(q_rstd(), 1)};
+  const float k_norms[2] = {row_value(k_rstd(), 0), row_value(k_rstd(), 1)};
+  const float q_along[2] = {along(0, 0), along(0, 1)};
+  const float k_along[2] = {own_write_key ? along(1, 0) : 0.0f, own_write_key ? along(1, 1) : 0.0f};
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) decay(d_write[n], row_step(block, channel(n)));
-    }
-    if (block == sub_block && !anchored) break;
+  for (int n = 0; n < kBlocks; n += 2) {
+    uint32_t q_words[2][2];
+    uint32_t k_words[2][2];
 #pragma unroll
-    for (int of = 0; of < 2; ++of) {
-      uint32_t a[4];
-      load_a_of_columns(a, weights(of), first_row, block * kSubBlock, lane);
+    for (int next = 0; next < 2; ++next) {
+      const int m = n + next;
+      float row_factors[4];
+      load_row_factors(row_factors, m);
 #pragma unroll
-      for (int pair = 0; pair < kBlocks / 2; ++pair) {
-        uint32_t b[4];
-        load_b_of_columns(b, of == 0 ? q() : k(), first_channel + pair * 16, block * kSubBlock, lane);
-        mma_bf16(d_write[2 * pair], a, b[0], b[1]);
-        mma_bf16(d_write[2 * pair + 1], a, b[2], b[3]);
-      }
-    }
-  }
-}
-
-template <int KP, int VT, bool kAnchored>
-__device__ float2 ChannelGradients<KP, VT, kAnchored>::finish_columns(Rows& d_key, const Rows& d_write,
-                                                                      Rows& products,
-                                                                      float (&k_dots)[2]) const {
-  float2 totals = make_float2(0.0f, 0.0f);
+      for (int i = 0; i < 2; ++i) {
+        const float2 y = tile_pair(q(), m, i);
+        const float2 z = tile_pair(k(), m, i);
+        const float2 query = kAnchored ? make_float2(y.x * reciprocal(row_factors[2 * i]),
+                                                     y.y * reciprocal(row_factors[2 * i + 1]))
+                                       : unit_pair(0, m, i);
+        float of_query[2];
+        float of_key[2];
 #pragma unroll
-  for (int n = 0; n < kBlocks; ++n) {
-    float column_factors[4];
-    load_column_factors(column_factors, n);
-#pragma unroll
-    for (int half_rows = 0; half_rows < 2; ++half_rows) {
-      const float2 y = tile_pair(w(), n, half_rows);
-#pragma unroll
-      for (int i = 2 * half_rows; i < 2 * half_rows + 2; ++i) {
-        const float of_write = (i & 1 ? y.y : y.x) * d_write[n][i];
-        products[n][i] -= of_write;
-        k_dots[half_rows] += of_write;
-        d_key[n][i] += d_write[n][i] * column_factors[i];
-      }
-    }
-    if constexpr (!kAnchored) {
-      if (!anchored) {
-        TokenPairs of_write = {};
-        const TriangleTile both[2] = {weights(0), weights(1)};
-        add_later_pairs(of_write, vectors(), both, first_row, channel(n), lane);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int token = row + (i >> 1) * 8;
-          const float2 query = vectors().query(token, channel(n));
-          const float2 write = vectors().write(token, channel(n));
-          const float x = i & 1 ? write.y : write.x;
-          const float self = weight_at(weights(0), token, token) * (i & 1 ? query.y : query.x);
-          products[n][i] -= x * of_write.value[i];
-          k_dots[i >> 1] += x * (of_write.value[i] + self);
-          d_key[n][i] += of_write.value[i] + self;
+        for (int j = 0; j < 2; ++j) {
+          float& x = d_q[m][2 * i + j];
+          float& u = d_k[m][2 * i + j];
+          of_query[j] = x * row_factors[2 * i + j];
+          of_key[j] = u * row_factors[2 * i + j];
+          x = (j == 0 ? y.x : y.y) * x + (j == 0 ? z.x : z.y) * u;
+          if constexpr (!kAnchored) {
+            const float2 key = unit_pair(1, m, i);
+            const float from_query = pairs.of_query[m][2 * i + j];
+            const float from_key = pairs.of_key[m][2 * i + j];
+            of_query[j] += from_query + self_query(m, 2 * i + j);
+            of_key[j] += from_key;
+            x += (j == 0 ? query.x : query.y) * from_query + (j == 0 ? key.x : key.y) * from_key;
+          }
+          u = own_write_key ? 0.0f : of_key[j];
+        }
+        q_words[i][next] = pack_bf16(q_norms[i] * (of_query[0] - query.x * q_along[i]),
+                                     q_norms[i] * (of_query[1] - query.y * q_along[i]));
+        if (own_write_key) {
+          const float2 key = unit_pair(1, m, i);
+          k_words[i][next] = pack_bf16(k_norms[i] * (of_key[0] - key.x * k_along[i]),
+                                       k_norms[i] * (of_key[1] - key.y * k_along[i]));
         }
       }
     }
-    const float2 all = running_sums<true>(products[n], lane);
-    if ((lane >> 2) == n) totals = all;
-  }
-  return totals;
-}
-
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::read_d_state(Rows& d_end) const {
-  const float betas[2] = {row_value(beta(), 0), row_value(beta(), 1)};
-  for (int tile = 0; tile < value_tiles(); ++tile) {
-    if (tile > 0) {
-      __syncthreads();
-      copy_error(tile);
-      copy_state(d_state(), args.d_states, tile);
-    }
-    arrived();
-#pragma unroll 2
-    for (int block = 0; block < VT / 16; ++block) {
-      uint32_t a[4];
-      load_a_of_columns(a, error(), first_row, block * 16, lane);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[i] = scaled_pair(a[i], betas[i & 1], betas[i & 1]);
-#pragma unroll
-      for (int pair = 0; pair < kBlocks / 2; ++pair) {
-        uint32_t b[4];
-        load_b_of_columns(b, d_state(), first_channel + pair * 16, block * 16, lane);
-        mma_bf16(d_end[2 * pair], a, b[0], b[1]);
-        mma_bf16(d_end[2 * pair + 1], a, b[2], b[3]);
-      }
-    }
-  }
-}
-
-template <int KP, int VT, bool kAnchored>
-__device__ float2 ChannelGradients<KP, VT, kAnchored>::finish_end(Rows& d_key, Rows& d_end, Rows& sums,
-                                                                  float (&k_dots)[2]) const {
-  float2 totals = make_float2(0.0f, 0.0f);
-#pragma unroll
-  for (int n = 0; n < kBlocks; ++n) {
-    float column_factors[4];
-    load_column_factors(column_factors, n);
-    decay(d_end[n], step_to_end(channel(n)));
-    float before[4];
-#pragma unroll
-    for (int half_rows = 0; half_rows < 2; ++half_rows) {
-      const float2 y = tile_pair(w(), n, half_rows);
-#pragma unroll
-      for (int i = 2 * half_rows; i < 2 * half_rows + 2; ++i) {
-        before[i] = (i & 1 ? y.y : y.x) * d_end[n][i];
-        k_dots[half_rows] += before[i];
-        d_key[n][i] += d_end[n][i] * column_factors[i];
-      }
-    }
-    const float2 all = running_sums<false>(before, lane);
-    if ((lane >> 2) == n) totals = all;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // The token before g = 0 is the eighth for g + 8, none for g.
-      const float eighth = __shfl_sync(0xffffffffu, before[i], 28 + (lane & 3));
-      const float low = __shfl_up_sync(0xffffffffu, before[i], 4);
-      const float high = __shfl_up_sync(0xffffffffu, before[2 + i], 4);
-      sums[n][i] += lane >= 4 ? low : 0.0f;
-      sums[n][2 + i] += lane >= 4 ? high : eighth;
-    }
-  }
-  return totals;
-}
-
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::finish_log_decay(const Rows& sums, uint32_t row_totals,
-                                                                      uint32_t column_totals) const {
-  const bool no_past =
-      !args.initial_state && row == 0 && place.token == shape.offsets[shape.chunk_sequences[place.chunk]];
-#pragma unroll
-  for (int n = 0; n < kBlocks; ++n) {
-    float2 constant = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int group = 0; group < kChannelGradientThreads / KP; ++group)
-      constant = sum(constant, read_shared_2(base + Memory::kThrough + (group * KP + channel(n)) * 4));
-    constant =
-        product(constant, __ldg(reinterpret_cast<const float2*>(args.chunk_decay + slot * KP + channel(n))));
-#pragma unroll
-    for (int other = 1; other < kSubBlocks; ++other) {
-      const int block = (sub_block + other) % kSubBlocks;
-      const uint32_t totals = block > sub_block ? row_totals : column_totals;
-      constant = sum(constant, read_shared_2(totals + (block * KP + channel(n)) * 4));
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int token = row + i * 8;
-      if (token >= place.rows || channel(n) >= shape.key_size) continue;
-      float2 out = sum(constant, make_float2(sums[n][2 * i], sums[n][2 * i + 1]));
-      if (i == 0 && no_past) out = make_float2(0.0f, 0.0f);
-      *reinterpret_cast<float2*>(args.d_log_decay + at(token, shape.key_size) + channel(n)) = out;
+      store_blocks_of(args.d_q, row + i * 8, n, q_words[i][0], q_words[i][1]);
+      if (own_write_key) store_blocks_of(args.d_k, row + i * 8, n, k_words[i][0], k_words[i][1]);
     }
   }
 }
 
 namespace {
 
-/// Chunks where one anchor serves each sub-block, or the others: the former need fewer registers.
-template <int KP, int VT, bool kAnchored>
-__global__ void __launch_bounds__(kChannelGradientThreads, kAnchored ? 2 : 1)
-    delta_rule_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
-  using Part = ChannelGradients<KP, VT, kAnchored>;
-  extern __shared__ __align__(128) unsigned char memory[];
-  const Part part(args, shared_address(memory));
-  constexpr int kAll = (1 << kSubBlocks) - 1;
-  if ((args.anchored[part.slot] == kAll) != kAnchored) return;
-
+/// The gradients of one chunk and value head.
+template <class Part>
+__device__ void chunk_gradients(const Part& part) {
+  const DeltaRuleChannelGradientsArgs& args = part.args;
   part.weigh_pairs();
+  float sums[Part::kBlocks][4] = {};   // dQ, then the sums for the gradient of the decay
   float d_key[Part::kBlocks][4] = {};  // of the key, then with or instead of it of the write key
-  float sums[Part::kBlocks][4];        // for the gradient of the decay
-  float q_dots[2] = {};
   float k_dots[2] = {};
+  part.read_state(sums, d_key);
+  part.prepare_rows();
+  part.add_columns(sums, d_key);
   {
-    float d_q[Part::kBlocks][4] = {};
-    part.read_state(d_q, d_key);
-    part.prepare_rows();
-    part.add_columns(d_q, d_key);
-    part.finish_rows(d_q, d_key, sums, q_dots, k_dots);
+    typename Part::OwnPairs pairs;
+    float q_dots[2] = {};
+    part.dot_rows(sums, d_key, pairs, q_dots, k_dots);
     part.share_dots(0, q_dots);
     if (part.own_write_key) part.share_dots(1, k_dots);
     __syncthreads();
-    part.store_through_norm(args.d_q, d_q, 0);
-  }
-  if (part.own_write_key) {
-    part.store_through_norm(args.d_k, d_key, 1);
-#pragma unroll
-    for (int n = 0; n < Part::kBlocks; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) d_key[n][i] = 0.0f;
+    part.finish_rows(sums, d_key, pairs);
   }
 
   float2 row_totals;
@@ -471,33 +344,62 @@ __global__ void __launch_bounds__(kChannelGradientThreads, kAnchored ? 2 : 1)
   if (!part.own_write_key) part.share_dots(1, k_dots);
   const uint32_t shared_totals = part.weights(0).base;  // done with since read_d_state's barrier
   part.share_totals(shared_totals, row_totals);
-  part.share_totals(shared_totals + kSubBlocks * KP * 4, column_totals);
+  part.share_totals(shared_totals + kSubBlocks * Part::kKeys * 4, column_totals);
   __syncthreads();
-  part.finish_log_decay(sums, shared_totals, shared_totals + kSubBlocks * KP * 4);
+  part.finish_log_decay(sums, shared_totals, shared_totals + kSubBlocks * Part::kKeys * 4);
   if (part.own_write_key)
     part.store_plain(args.d_write_key, d_key);
   else
-    part.store_through_norm(args.d_k, d_key, 1);
+    part.store_key(d_key);
 }
 
-template <int KP, int VT, bool kAnchored>
-void launch_channel_gradients(const DeltaRuleChannelGradientsArgs& args, CUstream_st* stream) {
-  const int64_t blocks = args.in.shape.num_chunks * args.in.shape.num_value_heads;
-  launch_kernel(delta_rule_channel_gradients_kernel<KP, VT, kAnchored>, dim3(static_cast<unsigned>(blocks)),
-                kChannelGradientThreads, ChannelGradientMemory<KP, VT>::kBytes, args, stream);
+/// Chunks where one anchor serves each sub-block: all there are, in training.
+template <int KP, int VT>
+__global__ void __launch_bounds__(kChannelGradientThreads, 2)
+    delta_rule_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  constexpr int kAll = (1 << kSubBlocks) - 1;
+  if (args.anchored[blockIdx.x] != kAll) return;
+  chunk_gradients(ChannelGradients<KP, VT, true>(args, shared_address(memory), blockIdx.x));
+}
+
+/// The others, by a few blocks that look for them.
+template <int KP, int VT>
+__global__ void __launch_bounds__(kChannelGradientThreads, 1)
+    delta_rule_strong_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  constexpr int kAll = (1 << kSubBlocks) - 1;
+  const int64_t count = args.in.shape.num_chunks * args.in.shape.num_value_heads;
+  for (int64_t first = blockIdx.x; first < count; first += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    // One flag a thread; most often all of them say that there is nothing to do.
+    const int64_t own = first + static_cast<int64_t>(threadIdx.x) * gridDim.x;
+    if (__syncthreads_or(own < count && args.anchored[own] != kAll) == 0) continue;
+    for (int i = 0; i < kChannelGradientThreads; ++i) {
+      const int64_t index = first + static_cast<int64_t>(i) * gridDim.x;
+      if (index >= count) break;
+      if (args.anchored[index] == kAll) continue;
+      __syncthreads();  // shared memory is done with
+      chunk_gradients(ChannelGradients<KP, VT, false>(args, shared_address(memory), index));
+    }
+  }
 }
 
 }  // namespace
 
 void launch(const DeltaRuleChannelGradientsArgs& args, CUstream_st* stream) {
-  if (args.in.shape.num_chunks * args.in.shape.num_value_heads == 0) return;
+  const int64_t count = args.in.shape.num_chunks * args.in.shape.num_value_heads;
+  if (count == 0) return;
   by_key_size(args.in.shape, [&](auto padded) {
     constexpr int KP = decltype(padded)::value;
-    if (delta_rule_padded_value_size(args.in.shape.value_size) == 64)
-      launch_channel_gradients<KP, 64, true>(args, stream);
-    else
-      launch_channel_gradients<KP, 128, true>(args, stream);
-    launch_channel_gradients<KP, 64, false>(args, stream);
+    const bool narrow = delta_rule_padded_value_size(args.in.shape.value_size) == 64;
+    launch_kernel(
+        narrow ? delta_rule_channel_gradients_kernel<KP, 64> : delta_rule_channel_gradients_kernel<KP, 128>,
+        dim3(static_cast<unsigned>(count)), kChannelGradientThreads,
+        narrow ? ChannelGradientMemory<KP, 64>::kBytes : ChannelGradientMemory<KP, 128>::kBytes, args,
+        stream);
+    launch_kernel(delta_rule_strong_channel_gradients_kernel<KP, 64>,
+                  dim3(static_cast<unsigned>(std::min<int64_t>(count, 2 * multiprocessors()))),
+                  kChannelGradientThreads, ChannelGradientMemory<KP, 64>::kBytes, args, stream);
   });
 }
 

@@ -26,7 +26,9 @@ struct ChannelPrepareMemory {
   static constexpr int kVectors =
       kSystem + (kTileBytes > System::kBytes ? kTileBytes : System::kBytes);  // beta, k_rstd, a float a warp
   static constexpr int kTotals = kVectors + 3 * kVectorBytes;                 // [4, KP] decays of 16 tokens
-  static constexpr int kBytes = kTotals + kSubBlocks * KP * 4;
+  static constexpr int kBefore = kTotals + kSubBlocks * KP * 4;               // of all sub-blocks before one
+  static constexpr int kAfter = kBefore + kSubBlocks * KP * 4;                // and after it
+  static constexpr int kBytes = kAfter + kSubBlocks * KP * 4;
 };
 
 /// Factors of a lane's eight numbers: tokens g and g + 8 (`half`), channels 2t and 2t + 1 of two blocks of
@@ -90,14 +92,25 @@ struct BlockFactors {
 /// Register of an A fragment with token g + 8 half and block `piece` of channels.
 __device__ constexpr int word_of(int half, int piece) { return 2 * piece + half; }
 
-/// Eight tokens of q over the same of k as an A fragment, times the prefixes.
+/// Eight tokens of q over the same of k as an A fragment, times the prefixes, rounded.
 __device__ inline void stacked_rows(uint32_t (&a)[4], const uint32_t (&q)[4], const uint32_t (&k)[4],
                                     const BlockFactors& factors, int half) {
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
     const float(&prefix)[2] = factors.prefix[half][piece];
-    a[2 * piece] = scaled_pair(q[word_of(half, piece)], prefix[0], prefix[1]);
-    a[2 * piece + 1] = scaled_pair(k[word_of(half, piece)], prefix[0], prefix[1]);
+    const uint32_t rounded = pack_bf16(prefix[0], prefix[1]);
+    a[2 * piece] = multiply_pairs(q[word_of(half, piece)], rounded);
+    a[2 * piece + 1] = multiply_pairs(k[word_of(half, piece)], rounded);
+  }
+}
+
+/// Eight tokens of w as a B fragment, times the suffixes, rounded.
+__device__ inline void columns_of(uint32_t (&b)[2], const uint32_t (&w)[4], const BlockFactors& factors,
+                                  int half) {
+#pragma unroll
+  for (int piece = 0; piece < 2; ++piece) {
+    const float(&suffix)[2] = factors.suffix[half][piece];
+    b[piece] = multiply_pairs(w[word_of(half, piece)], pack_bf16(suffix[0], suffix[1]));
   }
 }
 
@@ -113,24 +126,6 @@ struct DiagonalProducts {
     return differing >= 4 ? within[2][half][at] : differing >= 2 ? within[1][half][at] : within[0][half][at];
   }
 };
-
-/// A warp's 16 rows of `tile` times a factor a channel and row, in place.
-template <int KP, typename Factor>
-__device__ void scale_rows(const RowTile<KP>& tile, int first_row, int lane, const Factor& factor) {
-#pragma unroll 2
-  for (int k = 0; k < KP / 16; ++k) {
-#pragma unroll
-    for (int piece = 0; piece < 2; ++piece) {
-      const int channel = k * 16 + piece * 8;
-      const float2 f = factor(channel + (lane & 3) * 2);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t address = tile.piece(first_row + half * 8 + (lane >> 2), channel) + (lane & 3) * 4;
-        write_shared_bits(address, scaled_pair(read_shared_bits(address), f.x, f.y));
-      }
-    }
-  }
-}
 
 template <int KP>
 __global__ void __launch_bounds__(kPrepareThreads, 3)
@@ -158,6 +153,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
   const uint32_t k_rstd = beta + kVectorBytes;
   const uint32_t by_warp = beta + 2 * kVectorBytes;
   const uint32_t totals = base + Memory::kTotals;
+  const uint32_t before = base + Memory::kBefore;
+  const uint32_t after = base + Memory::kAfter;
 
   copy_rows_async<kPrepareThreads>(q, rows_at(args.in.q, place.token, place.key_head), args.in.q.token_stride,
                                    place.rows, shape.key_size);
@@ -214,22 +211,18 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
       for (int half = 0; half < 2; ++half) {
         uint32_t a[4];
         stacked_rows(a, rows_q, rows_k, factors, half);
-        uint32_t b[2];
-#pragma unroll
-        for (int piece = 0; piece < 2; ++piece) {
-          const float(&suffix)[2] = factors.suffix[half][piece];
-          b[piece] = scaled_pair(rows_w[word_of(half, piece)], suffix[0], suffix[1]);
-        }
+        uint32_t b[2] = {rows_w[word_of(half, 0)], rows_w[word_of(half, 1)]};
+        if (level > 0) columns_of(b, rows_w, factors, half);  // blocks of one token have no suffix
         mma_bf16(diagonal.within[level][half], a, b[0], b[1]);
       }
       factors.join(level, lane);
     }
     {
       uint32_t a[4];
+      uint32_t b[2];
       stacked_rows(a, rows_q, rows_k, factors, 1);
-      const float(&suffix)[2][2] = factors.suffix[0];
-      mma_bf16(diagonal.across, a, scaled_pair(rows_w[word_of(0, 0)], suffix[0][0], suffix[0][1]),
-               scaled_pair(rows_w[word_of(0, 1)], suffix[1][0], suffix[1][1]));
+      columns_of(b, rows_w, factors, 0);
+      mma_bf16(diagonal.across, a, b[0], b[1]);
     }
     factors.for_each([&](float&, float&, float& all) { least = fminf(least, all); });
     factors.join_halves();
@@ -281,19 +274,20 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
     for (int i = 0; i < kSubBlocks; ++i) bits |= read_shared(by_warp + i * 4) != 0.0f ? 1 << i : 0;
     args.anchored[slot] = bits;
   }
-  // Decays of whole sub-blocks from `begin` up to `end`, for channels channel, channel + 1.
-  const auto decay_over = [&](int begin, int end, int channel) {
-    float2 out = make_float2(1.0f, 1.0f);
-    for (int i = begin; i < end; ++i) {
-      const float2 total = read_shared_2(totals + (i * KP + channel) * 4);
-      out.x *= total.x;
-      out.y *= total.y;
+  for (int channel = static_cast<int>(threadIdx.x); channel < KP; channel += kPrepareThreads) {
+    float product = 1.0f;
+#pragma unroll
+    for (int i = 0; i < kSubBlocks; ++i) {
+      write_shared(before + (i * KP + channel) * 4, product);
+      product *= read_shared(totals + (i * KP + channel) * 4);
     }
-    return out;
-  };
-  if (threadIdx.x < KP / 2) {
-    const int channel = static_cast<int>(threadIdx.x) * 2;
-    *reinterpret_cast<float2*>(args.chunk_decay + slot * KP + channel) = decay_over(0, kSubBlocks, channel);
+    args.chunk_decay[slot * KP + channel] = product;
+    product = 1.0f;
+#pragma unroll
+    for (int i = kSubBlocks - 1; i >= 0; --i) {
+      write_shared(after + (i * KP + channel) * 4, product);
+      product *= read_shared(totals + (i * KP + channel) * 4);
+    }
   }
   auto* pairs = reinterpret_cast<uint32_t*>(args.out.pairs + slot * kDeltaRuleTriangle);
   // Products of rows 8 half + g of this sub-block with columns 8 eight + 2t, + 1 of sub-block `block`.
@@ -340,12 +334,18 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
       if (block + 1 < warp) {
 #pragma unroll
         for (int piece = 0; piece < 2; ++piece) {
-          const float2 between = decay_over(block + 1, warp, i * 16 + piece * 8 + t * 2);
+          const int channel = i * 16 + piece * 8 + t * 2;
+          float2 between = read_shared_2(totals + ((block + 1) * KP + channel) * 4);
+          if (block + 2 < warp) {
+            const float2 next = read_shared_2(totals + ((block + 2) * KP + channel) * 4);
+            between = make_float2(between.x * next.x, between.y * next.y);
+          }
+          const uint32_t rounded = pack_bf16(between.x, between.y);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int word = word_of(half, piece);
-            rows_q[word] = scaled_pair(rows_q[word], between.x, between.y);
-            rows_k[word] = scaled_pair(rows_k[word], between.x, between.y);
+            rows_q[word] = multiply_pairs(rows_q[word], rounded);
+            rows_k[word] = multiply_pairs(rows_k[word], rounded);
           }
         }
       }
@@ -364,32 +364,39 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
                        make_float2(of_key[eight][2 * half], of_key[eight][2 * half + 1]));
   }
 
-  if (warp > 0) {
-    __syncwarp();
-    const auto since_start = [&](int channel) { return decay_over(0, warp, channel); };
-    scale_rows(q, first_row, lane, since_start);
-    scale_rows(k, first_row, lane, since_start);
-  }
-  store_sub_block(args.q, q, first_row, place, shape.num_value_heads, shape.key_size, lane);
-  store_sub_block(args.k, k, first_row, place, shape.num_value_heads, shape.key_size, lane);
-  __syncthreads();  // all have read the columns; M is there
-  if (own_write_key) {
-    if (warp + 1 < kSubBlocks)
-      scale_rows(columns, first_row, lane,
-                 [&](int channel) { return decay_over(warp + 1, kSubBlocks, channel); });
-  } else {
-#pragma unroll 2
-    for (int i = 0; i < KP / 8; ++i) {
-      const float2 until_end = decay_over(warp + 1, kSubBlocks, i * 8 + t * 2);
+  __syncthreads();  // all have read the columns; M and the products of decays are there
+  {
+    // Sixteen bytes of a row a lane, the same channels in every round.
+    constexpr int kPieces = KP / 8;
+    constexpr int kRowsAtOnce = 32 / kPieces;
+    const int channel = lane % kPieces * 8;
+    const int first = first_row + lane / kPieces;
+    const int64_t stride = static_cast<int64_t>(shape.num_value_heads) * shape.key_size;
+    const int64_t at = (place.token + first) * stride + head * shape.key_size + channel;
+    const int limit = channel < shape.key_size ? place.rows : 0;
+    const auto store = [&](__nv_bfloat16* target, const RowTile<KP>& tile, uint32_t table, bool by_row) {
+      const uint32_t address = table + (warp * KP + channel) * 4;
+      const float4 low = read_shared_4(address);
+      const float4 high = read_shared_4(address + 16);
+      target += at;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t address = columns.piece(first_row + half * 8 + g, i * 8) + t * 4;
-        write_shared_bits(address, scaled_pair(read_shared_bits(address), until_end.x * k_norms[half],
-                                               until_end.y * k_norms[half]));
+      for (int i = 0; i < kSubBlock; i += kRowsAtOnce) {
+        const float factor = by_row ? read_shared(k_rstd + (first + i) * 4) : 1.0f;
+        uint4 piece = read_shared_piece(tile.piece(first + i, channel));
+        piece.x = scaled_pair(piece.x, low.x * factor, low.y * factor);
+        piece.y = scaled_pair(piece.y, low.z * factor, low.w * factor);
+        piece.z = scaled_pair(piece.z, high.x * factor, high.y * factor);
+        piece.w = scaled_pair(piece.w, high.z * factor, high.w * factor);
+        if (first + i < limit) *reinterpret_cast<uint4*>(target + i * stride) = piece;
       }
-    }
+    };
+    store(args.q, q, before, false);
+    store(args.k, k, before, false);
+    if (own_write_key)
+      store(args.write_key, columns, after, false);
+    else
+      store(args.write_key, columns, after, true);
   }
-  store_sub_block(args.write_key, columns, first_row, place, shape.num_value_heads, shape.key_size, lane);
 
   solve(system, beta, warp, lane);
   store_inverse(system, args.out, slot, by_warp);

@@ -27,6 +27,13 @@ __device__ inline uint32_t scaled_pair(uint32_t pair, float low, float high) {
   return pack_bf16(x.x * low, x.y * high);
 }
 
+/// Products of two pairs of bf16, rounded.
+__device__ inline uint32_t multiply_pairs(uint32_t x, uint32_t y) {
+  const __nv_bfloat162 out =
+      __hmul2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(y));
+  return reinterpret_cast<const uint32_t&>(out);
+}
+
 /// Where the log-decay of a channel at a row of the chunk lies.
 __device__ inline int64_t log_decay_at(const DeltaRuleShape& shape, const ChunkPlace& place, int row,
                                        int channel) {
@@ -38,22 +45,6 @@ __device__ inline float2 log_decay_pair(const float* log_decay, const DeltaRuleS
                                         const ChunkPlace& place, int row, int channel) {
   if (row >= place.rows || channel >= shape.key_size) return make_float2(0.0f, 0.0f);
   return __ldg(reinterpret_cast<const float2*>(log_decay + log_decay_at(shape, place, row, channel)));
-}
-
-/// Sixteen rows of a tile, by one warp, to [N, HV, columns] in global memory.
-template <int Columns>
-__device__ void store_sub_block(__nv_bfloat16* target, const RowTile<Columns>& tile, int first_row,
-                                const ChunkPlace& place, int num_heads, int columns, int lane) {
-  __syncwarp();
-#pragma unroll
-  for (int round = 0; round < kSubBlock * (Columns / 8) / 32; ++round) {
-    const int piece = round * 32 + lane;
-    const int row = first_row + piece / (Columns / 8);
-    const int column = piece % (Columns / 8) * 8;
-    if (row < place.rows && column < columns)
-      *reinterpret_cast<uint4*>(target + ((place.token + row) * num_heads + place.head) * columns + column) =
-          read_shared_piece(tile.piece(row, column));
-  }
 }
 
 }  // namespace osdn::kernels

@@ -56,7 +56,10 @@ struct LogDecays {
           "{ .reg .pred p; setp.ne.s32 p, %3, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000; "
           "@p ld.global.nc.v2.f32 {%0,%1}, [%2]; }"
           : "=f"(value[half].x), "=f"(value[half].y)
-          : "l"(log_decay + log_decay_at(shape, place, row, channel)), "r"(valid));
+          : "l"(log_decay + log_decay_at(shape, place, 0, 0) +
+                (static_cast<uint32_t>(row) * static_cast<uint32_t>(shape.num_value_heads * shape.key_size) +
+                 channel)),
+            "r"(valid));
     }
   }
 };
@@ -93,6 +96,12 @@ struct BlockLogs {
     return exp2_approx((i & 1 ? anchor.y : anchor.x) - since_start[i]);
   }
 };
+
+__device__ inline float reciprocal(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
 
 /// A number of the weights dP or dM.
 __device__ inline float weight_at(const TriangleTile& weights, int row, int column) {
@@ -174,14 +183,13 @@ __device__ inline void add_later_pairs(TokenPairs& of_write, const ChannelVector
   }
 }
 
-/// A row's bf16 pairs of two neighbouring blocks of eight channels: `target` points to the first block.
-__device__ inline void store_two_blocks(__nv_bfloat16* target, uint32_t first, uint32_t second, bool valid,
-                                        int lane) {
+/// A row's bf16 pairs of two neighbouring blocks of eight channels, the first at target + offset.
+__device__ inline void store_two_blocks(__nv_bfloat16* target, uint32_t offset, uint32_t first,
+                                        uint32_t second, bool valid, int lane) {
   const bool odd = (lane & 1) != 0;
   const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
-  if (valid)
-    *reinterpret_cast<uint2*>(target + (odd ? 8 : 0) + (lane & 2) * 2) =
-        odd ? make_uint2(other, second) : make_uint2(first, other);
+  const uint2 words = odd ? make_uint2(other, second) : make_uint2(first, other);
+  if (valid) *reinterpret_cast<uint2*>(target + (offset + (odd ? 8u : 0u) + (lane & 2) * 2u)) = words;
 }
 
 }  // namespace osdn::kernels

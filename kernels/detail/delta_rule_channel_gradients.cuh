@@ -40,8 +40,16 @@ struct ChannelGradientMemory {
 template <int KP, int VT, bool kAnchored>
 struct ChannelGradients {
   using Memory = ChannelGradientMemory<KP, VT>;
+  static constexpr int kKeys = KP;
   static constexpr int kBlocks = KP / 16;  // of eight channels, a warp's
   using Rows = float[kBlocks][4];
+
+  /// Parts of dQ and dK from the earlier tokens of the same sub-block, where they are not in the
+  /// accumulators.
+  struct OwnPairs {
+    float of_query[kAnchored ? 1 : kBlocks][4];
+    float of_key[kAnchored ? 1 : kBlocks][4];
+  };
 
   const DeltaRuleChannelGradientsArgs& args;
   const DeltaRuleShape& shape;
@@ -56,14 +64,16 @@ struct ChannelGradients {
   const int row;  // and row + 8
   const int first_channel;
   const bool own_write_key;
-  const bool anchored;  // the warp's sub-block
+  const bool anchored;          // the warp's sub-block
+  const uint32_t lane_address;  // of its first two channels of `row` in the tile at `base`
 
-  __device__ ChannelGradients(const DeltaRuleChannelGradientsArgs& given, uint32_t memory)
+  /// `index`: of the chunk and value head in the [M, HV, ...] arrays.
+  __device__ ChannelGradients(const DeltaRuleChannelGradientsArgs& given, uint32_t memory, int64_t index)
       : args(given),
         shape(given.in.shape),
-        place(place_of(shape, blockIdx.x / shape.num_value_heads,
-                       static_cast<int>(blockIdx.x % shape.num_value_heads))),
-        slot(place.slot(shape)),
+        place(
+            place_of(shape, index / shape.num_value_heads, static_cast<int>(index % shape.num_value_heads))),
+        slot(index),
         base(memory),
         warp(static_cast<int>(threadIdx.x) / 32),
         lane(static_cast<int>(threadIdx.x) % 32),
@@ -73,7 +83,8 @@ struct ChannelGradients {
         row(first_row + (lane >> 2)),
         first_channel(half * (KP / 2)),
         own_write_key(given.in.write_key.data != nullptr),
-        anchored(kAnchored || ((given.anchored[slot] >> sub_block) & 1) != 0) {}
+        anchored(kAnchored || ((given.anchored[slot] >> sub_block) & 1) != 0),
+        lane_address(RowTile<KP>{base}.piece(row, first_channel) + (lane & 3) * 4) {}
 
   __device__ RowTile<VT> upstream() const { return {base + Memory::kUpstream}; }
   __device__ SquareTile solved() const { return {base + Memory::kSolved}; }   // [VT, 64]
@@ -108,9 +119,14 @@ struct ChannelGradients {
   __device__ float row_value(uint32_t address, int i) const {
     return read_shared(address + (row + i * 8) * 4);
   }
-  /// Element of a [N, HV, size] array.
-  __device__ int64_t at(int chunk_row, int size) const {
-    return ((place.token + chunk_row) * shape.num_value_heads + place.head) * size;
+  /// The chunk's first row of a [N, HV, size] array, and how far another row lies from it: 32 bits to keep
+  /// 64-bit arithmetic out of the loops.
+  template <typename T>
+  __device__ T* chunk_of(T* array, int size) const {
+    return array + (place.token * shape.num_value_heads + place.head) * size;
+  }
+  __device__ uint32_t row_offset(int chunk_row, int size) const {
+    return static_cast<uint32_t>(chunk_row) * static_cast<uint32_t>(shape.num_value_heads * size);
   }
   __device__ int value_tiles() const { return delta_rule_padded_value_size(shape.value_size) / VT; }
 
@@ -131,6 +147,23 @@ struct ChannelGradients {
   __device__ void copy_state(const BlockTile<KP>& target, const __nv_bfloat16* states, int tile) const {
     copy_flat_async<kChannelGradientThreads, KP * VT * 2>(target.base, state_tile(states, tile));
   }
+  /// What the second half of the block reads, on its way to the second-level cache while the first computes.
+  __device__ void prefetch_rows() const {
+    constexpr int kLine = 128;  // bytes
+    const auto prefetch = [&](const void* first, int64_t row_stride, int row_bytes) {
+      const int lines = (row_bytes + kLine - 1) / kLine;
+      for (int i = static_cast<int>(threadIdx.x); i < place.rows * lines; i += kChannelGradientThreads)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(first) +
+                                                      i / lines * row_stride + i % lines * kLine));
+    };
+    const int64_t heads = shape.num_value_heads;
+    prefetch(rows_at(args.in.q, place.token, place.key_head), args.in.q.token_stride * 2, shape.key_size * 2);
+    prefetch(rows_at(args.in.k, place.token, place.key_head), args.in.k.token_stride * 2, shape.key_size * 2);
+    if (own_write_key)
+      prefetch(rows_at(args.in.write_key, place.token, place.head), args.in.write_key.token_stride * 2,
+               shape.key_size * 2);
+    prefetch(chunk_of(args.log_decay, shape.key_size), heads * shape.key_size * 4, shape.key_size * 4);
+  }
   __device__ static void arrived() {
     copy_async_commit();
     copy_async_wait<0>();
@@ -138,7 +171,7 @@ struct ChannelGradients {
   }
 
   /// Products of dO and F with E: the weights dP and dM (eq. 8) and, on the diagonal, the gradient of beta.
-  /// Half of the warps take dO, half F. The state is there at the end where it comes in one tile.
+  /// Half of the warps take dO, half F.
   __device__ void weigh_pairs() const;
 
   /// What reads the state: scale dO S^T and -beta F S^T, and with the latter dV = beta F; and the sums over
@@ -149,7 +182,8 @@ struct ChannelGradients {
                             const float (&betas)[2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      store_two_blocks(args.d_v + at(row + i * 8, shape.value_size) + value_channel,
+      store_two_blocks(chunk_of(args.d_v, shape.value_size),
+                       row_offset(row + i * 8, shape.value_size) + value_channel,
                        scaled_pair(solved_rows[i], betas[i], betas[i]),
                        scaled_pair(solved_rows[2 + i], betas[i], betas[i]),
                        row + i * 8 < place.rows && value_channel < shape.value_size, lane);
@@ -229,9 +263,12 @@ struct ChannelGradients {
   /// Rows of dQ and dK before the factors from the anchor: what reads the state, then the columns.
   __device__ void add_columns(Rows& d_q, Rows& d_k) const;
 
-  /// Two channels of block n of token row + 8 i.
+  /// Where this lane's two channels of block n of token row + 8 i lie in a tile: one exclusive or a block.
+  __device__ uint32_t tile_address(const RowTile<KP>& tile, int n, int i) const {
+    return (lane_address ^ (n << 4)) + (tile.base - base) + i * (8 * 128);
+  }
   __device__ float2 tile_pair(const RowTile<KP>& tile, int n, int i) const {
-    return unpack_bf16(read_shared_bits(tile.piece(row + i * 8, first_channel + n * 8) + (lane & 3) * 4));
+    return unpack_bf16(read_shared_bits(tile_address(tile, n, i)));
   }
   /// Factors from the row anchor to the tokens, and from the tokens to the column anchor.
   __device__ void load_row_factors(float (&out)[4], int n) const {
@@ -252,7 +289,7 @@ struct ChannelGradients {
     if constexpr (kAnchored) {
       load_row_factors(out, n);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) out[i] = __fdividef(1.0f, out[i]);
+      for (int i = 0; i < 4; ++i) out[i] = reciprocal(out[i]);
     } else {
       const BlockLogs sums(load_log_decays(n), lane);
 #pragma unroll
@@ -260,10 +297,22 @@ struct ChannelGradients {
     }
   }
 
-  /// dQ and dK with respect to the normalised vectors; their products with them by row, for the norms, and by
-  /// row and channel, for the decay.
-  __device__ void finish_rows(Rows& d_q, Rows& d_k, Rows& products, float (&q_dots)[2],
-                              float (&k_dots)[2]) const;
+  /// Products of the rows of dQ and dK with the normalised vectors, for the norms. Where no one anchor serves
+  /// the sub-block, `pairs` take what its own pairs give.
+  __device__ void dot_rows(const Rows& d_q, const Rows& d_k, OwnPairs& pairs, float (&q_dots)[2],
+                           float (&k_dots)[2]) const;
+
+  /// Stores dQ and, with a write key of its own, dK. d_q becomes the products by row and channel, for the
+  /// decay; d_k becomes zero or, without such a write key, dK with respect to the normalised key.
+  __device__ void finish_rows(Rows& d_q, Rows& d_k, const OwnPairs& pairs) const;
+
+  /// What a query's pair with its own token gives dQ where its sub-block has no anchor.
+  __device__ float self_query(int n, int i) const {
+    if (anchored) return 0.0f;
+    const int token = row + (i >> 1) * 8;
+    const float2 write = vectors().write(token, channel(n));
+    return weight_at(weights(0), token, token) * (i & 1 ? write.y : write.x);
+  }
 
   /// Adds to d_write what later rows of the chunk give, at the warp's column anchor.
   __device__ void add_rows(Rows& d_write) const;
@@ -303,27 +352,33 @@ struct ChannelGradients {
     const float2 factor = tile_pair(factors(), n, i);
     if (of == 1 && !own_write_key) return product(tile_pair(w(), n, i), factor);
     const float2 x = tile_pair(of == 0 ? q() : k(), n, i);
-    return make_float2(__fdividef(x.x, factor.x), __fdividef(x.y, factor.y));
+    return make_float2(x.x * reciprocal(factor.x), x.y * reciprocal(factor.y));
   }
 
-  /// dQ or dK (`of` 0 or 1) through the norm to global memory; share_dots has been met by a barrier.
-  __device__ void store_through_norm(__nv_bfloat16* target, const Rows& d, int of) const {
+  /// The factor of the normalised vector in the gradient through the norm, of dQ (`of` 0) or dK, for token
+  /// row
+  /// + 8 i; share_dots has been met by a barrier.
+  __device__ float along(int of, int i) const {
+    const int token = row + i * 8;
+    return args.normalize ? read_shared(dot(0, of) + token * 4) + read_shared(dot(1, of) + token * 4) : 0.0f;
+  }
+
+  /// dK through the norm to global memory.
+  __device__ void store_key(const Rows& d) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int token = row + i * 8;
-      const float rstd = read_shared((of == 0 ? q_rstd() : k_rstd()) + token * 4);
-      const float along =
-          args.normalize ? read_shared(dot(0, of) + token * 4) + read_shared(dot(1, of) + token * 4) : 0.0f;
+      const float rstd = row_value(k_rstd(), i);
+      const float part = along(1, i);
 #pragma unroll
       for (int n = 0; n < kBlocks; n += 2) {
         uint32_t words[2];
 #pragma unroll
         for (int next = 0; next < 2; ++next) {
-          const float2 y = unit_pair(of, n + next, i);
-          words[next] = pack_bf16(rstd * (d[n + next][2 * i] - y.x * along),
-                                  rstd * (d[n + next][2 * i + 1] - y.y * along));
+          const float2 y = unit_pair(1, n + next, i);
+          words[next] = pack_bf16(rstd * (d[n + next][2 * i] - y.x * part),
+                                  rstd * (d[n + next][2 * i + 1] - y.y * part));
         }
-        store_blocks_of(target, token, n, words[0], words[1]);
+        store_blocks_of(args.d_k, row + i * 8, n, words[0], words[1]);
       }
     }
   }
@@ -340,8 +395,8 @@ struct ChannelGradients {
   __device__ void store_blocks_of(__nv_bfloat16* target, int token, int n, uint32_t first,
                                   uint32_t second) const {
     const int block_channel = first_channel + n * 8;
-    store_two_blocks(target + at(token, shape.key_size) + block_channel, first, second,
-                     token < place.rows && block_channel < shape.key_size, lane);
+    store_two_blocks(chunk_of(target, shape.key_size), row_offset(token, shape.key_size) + block_channel,
+                     first, second, token < place.rows && block_channel < shape.key_size, lane);
   }
 
   /// Totals a lane holds for block n = g to [4, KP] floats at `address`.

@@ -11,7 +11,7 @@ constexpr float kLargestGrowth = 16.0f;  // of that bound over a block; beyond i
 constexpr float kLargestBound = 1e30f;
 constexpr float kLostInSquares = 1e-20f;  // at most what the squares of small numbers in a block lose
 
-/// A block of tokens on its way: by the worker all but the last three, which the chain leaves.
+/// A block of tokens on its way: by the worker for the chain and for itself, and what the chain leaves.
 template <typename T, int P, bool Channel>
 struct BackwardSlot {
   static constexpr int kTokens = kScanTokens<T, P, Channel>;
@@ -19,6 +19,9 @@ struct BackwardSlot {
   alignas(
       16) float through[kTokens][kWarpSize * P];  // k o y, what the token's write adds to the gradient of d
   alignas(16) float retention[Channel ? kTokens : 1][Channel ? kWarpSize * P : 4];
+  alignas(16) Row<T, P> key[kTokens][kWarpSize];       // unit
+  alignas(16) Row<T, P> upstream[kTokens][kWarpSize];  // y
+  alignas(16) float d[kTokens][kWarpSize * P];
   float4 scalars[kTokens];       // the worker's own: pull, step, constant along the key, rstd
   float2 coefficients[kTokens];  // feedback, retention
   float2 bound;  // growth of the norm of the gradient over the block, what the block adds to it
@@ -61,7 +64,7 @@ struct BackwardChain {
   float inverse_scale = 1.0f;
 
   /// Another power of two as scale, so that a sum over `slot`'s block fits the fixed point; whether it does.
-  __device__ bool rescale(const Slot& slot, float key_size) {
+  __device__ bool rescale(const Slot& slot, float root_of_key_size) {
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < P; ++i) {
@@ -69,7 +72,7 @@ struct BackwardChain {
       largest = fmaxf(largest, fabsf(gradient[i]));
     }
     largest = __uint_as_float(__reduce_max_sync(kFullWarp, __float_as_uint(largest)));
-    const float bound = slot.bound.x * (sqrtf(key_size) * largest + slot.bound.y);
+    const float bound = slot.bound.x * (root_of_key_size * largest + slot.bound.y);
     const bool fits = slot.bound.x <= kLargestGrowth && bound <= kLargestBound;
     const uint32_t exponent = __float_as_uint(bound) >> 23;  // bound < 2^(exponent - 126)
     scale = fits ? __uint_as_float((127u + kBoundBits + 126u - exponent) << 23) : 1.0f;
@@ -79,7 +82,8 @@ struct BackwardChain {
     return fits;
   }
 
-  /// Through the tokens of a block. `fetch(token)`: loads into `next` the one after `token`.
+  /// Through the tokens of a block. `fetch(token)`: loads into `next` the one after the
+  /// last of a round.
   template <bool Fixed, typename Fetch>
   __device__ void walk(Slot& slot, BackwardToken<P, Channel>& next, const Fetch& fetch) {
     const WarpSumScale sum = warp_sum_scale(Fixed, 0);
@@ -88,25 +92,32 @@ struct BackwardChain {
       slot.inverse_scale = inverse_scale;
       slot.sum_scale = half_unit;
     }
+    constexpr int kRound = kScanRound<Slot::kTokens>;
+#pragma unroll 1
+    for (int end = Slot::kTokens; end > 0; end -= kRound) {
 #pragma unroll
-    for (int token = Slot::kTokens - 1; token >= 0; --token) {
-      const BackwardToken<P, Channel> now = next;
-      float twice[P];  // 2 x where the clip was not active
+      for (int token = end - 1; token >= end - kRound; --token) {
+        const BackwardToken<P, Channel> now = next;
+        float twice[P];  // 2 x where the clip was not active
 #pragma unroll
-      for (int i = 0; i < P; ++i) twice[i] = now.x[i] + fabsf(now.x[i]);
-      const float total = warp_total<Fixed>(shifted_dot<P>(gradient, twice, sum.shift));
-      fetch(token);
-      float lambda[P];
-      through_clip<P>(lambda, gradient, now.x);
-      const float feedback = now.coefficients.x * half_unit;
-      const float along = total - sum.zero;
+        for (int i = 0; i < P; ++i) twice[i] = now.x[i] + fabsf(now.x[i]);
+        const float total = warp_total<Fixed>(shifted_dot<P>(gradient, twice, sum.shift));
+        if (token > end - kRound)
+          next.load(slot, token - 1);
+        else
+          fetch(token);
+        float lambda[P];
+        through_clip<P>(lambda, gradient, now.x);
+        const float feedback = now.coefficients.x * half_unit;
+        const float along = total - sum.zero;
 #pragma unroll
-      for (int i = 0; i < P; ++i) {
-        const float r = Channel ? now.retention[Channel ? i : 0] : now.coefficients.y;
-        const float rest = __fmaf_rn(r, lambda[i], now.through[i] * scale);
-        gradient[i] = __fmaf_rn(-feedback * fabsf(now.x[i]), along, rest);
+        for (int i = 0; i < P; ++i) {
+          const float r = Channel ? now.retention[Channel ? i : 0] : now.coefficients.y;
+          const float rest = __fmaf_rn(r, lambda[i], now.through[i] * scale);
+          gradient[i] = __fmaf_rn(-feedback * fabsf(now.x[i]), along, rest);
+        }
+        if (scan_lane() == 0) slot.along[token] = along;
       }
-      if (scan_lane() == 0) slot.along[token] = along;
     }
   }
 
@@ -118,6 +129,7 @@ struct BackwardChain {
 #pragma unroll
     for (int i = 0; i < P; ++i) gradient[i] = 0.0f;
     if (args.d_final != nullptr && chain.active) load_row<float, P>(args.d_final + state).unpack(gradient);
+    const float root_of_key_size = sqrtf(static_cast<float>(in.key_size));
     BackwardToken<P, Channel> next;
     int worker = 0;
     if (blocks > 0) {
@@ -129,16 +141,13 @@ struct BackwardChain {
       const bool more = block > 0;
       const int following = worker + 1 == workers ? 0 : worker + 1;
       const auto fetch = [&](int token) {
-        if (token > 0) {
-          next.load(slot, token - 1);
-        } else {
-          if (more) barrier_wait(ready_barrier(following));
-          next.load(slots[more ? following : worker], Slot::kTokens - 1);
-        }
+        const bool within = token > 0;
+        if (!within && more) barrier_wait(ready_barrier(following));
+        next.load(within || !more ? slot : slots[following], within ? token - 1 : Slot::kTokens - 1);
       };
       bool fixed = false;
       if constexpr (kMayBeFixed) {
-        fixed = in.normalize && rescale(slot, static_cast<float>(in.key_size));
+        fixed = in.normalize && rescale(slot, root_of_key_size);
       }
       put_row<P>(slot.d_d, gradient);
       if constexpr (kMayBeFixed) {
@@ -170,18 +179,19 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
     const int64_t pair = (begin + min(own, count - 1)) * HV + chain.head;
     const int64_t row = (begin * HV + chain.head) * in.key_size + chain.channel;
     const bool exists = own < count;
-    Row<T, P> key[kTokens];
-    load_rows<T, P>(key,
-                    static_cast<const T*>(in.k.data) + begin * in.k.token_stride +
-                        chain.key_head * in.k.head_stride + chain.channel,
-                    in.k.token_stride, count, chain.active);
-    Row<T, P> upstream[kTokens] = {};
+    RowStream<T, P> keys(static_cast<const T*>(in.k.data) + begin * in.k.token_stride +
+                             chain.key_head * in.k.head_stride + chain.channel,
+                         in.k.token_stride, count, chain.active);
     const PrecondScanRows& y = args.d_write_key;
-    if (y.data != nullptr)
-      load_rows<T, P>(
-          upstream,
-          static_cast<const T*>(y.data) + begin * y.token_stride + chain.head * y.head_stride + chain.channel,
-          y.token_stride, count, chain.active);
+    const bool has_upstream = y.data != nullptr;
+    RowStream<T, P> upstreams = has_upstream
+                                    ? RowStream<T, P>(static_cast<const T*>(y.data) + begin * y.token_stride +
+                                                          chain.head * y.head_stride + chain.channel,
+                                                      y.token_stride, count, chain.active)
+                                    : keys;
+    float d[P];
+    load_row<float, P>(args.block_d + ((chain.block + block) * HV + chain.head) * in.key_size + chain.channel)
+        .unpack(d);
     PrecondScanToken numbers = args.tokens[pair];
     float beta = in.beta[pair];
     float retention = !Channel && in.retention != nullptr ? in.retention[pair] : 1.0f;
@@ -191,7 +201,7 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
       retention = 1.0f;
     }
     if constexpr (Channel) {
-#pragma unroll
+#pragma unroll kScanGroup
       for (int token = 0; token < kTokens; ++token) {
         float values[P];
         load_row<float, P>(in.retention + row + min(token, count - 1) * row_stride).unpack(values);
@@ -211,51 +221,50 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
     for (int distance = kTokens / 2; distance > 0; distance /= 2)
       growth *= __shfl_xor_sync(kFullWarp, growth, distance);
 
-    float d[kTokens][P];
-    {
-      float values[P] = {};
-      load_row<float, P>(args.block_d + ((chain.block + block) * HV + chain.head) * in.key_size +
-                         chain.channel)
-          .unpack(values);
-#pragma unroll
-      for (int i = 0; i < P; ++i) d[0][i] = values[i];
-    }
-    float written[kTokens];  // <d o k, y>
     float square = 0.0f;
+    float write = 0.0f;  // <d o k, y>
+#pragma unroll 1
+    for (int group = 0; group < kTokens; group += kScanGroup) {
+      Row<T, P> key[kScanGroup];
+      Row<T, P> upstream[kScanGroup];
+      keys.take(key, group + kScanGroup < kTokens);
+      upstreams.take(upstream, group + kScanGroup < kTokens);
+      float written[kScanGroup];
 #pragma unroll
-    for (int token = 0; token < kTokens; ++token) {
-      key[token] = unit_key<T, P>(key[token], __shfl_sync(kFullWarp, numbers.rstd, token));
-      const float step = __shfl_sync(kFullWarp, numbers.step, token);
-      float r[P];
-      if constexpr (Channel) {
-        get_row<P>(r, slot.retention[token]);
-      } else {
-        const float of_token = __shfl_sync(kFullWarp, retention, token);
+      for (int i = 0; i < kScanGroup; ++i) {
+        const int token = group + i;
+        if (!has_upstream) upstream[i] = {};
+        key[i] = unit_key<T, P>(key[i], __shfl_sync(kFullWarp, numbers.rstd, token));
+        slot.key[token][lane] = key[i];
+        slot.upstream[token][lane] = upstream[i];
+        put_row<P>(slot.d[token], d);
+        const float step = __shfl_sync(kFullWarp, numbers.step, token);
+        float r[Channel ? P : 1] = {__shfl_sync(kFullWarp, retention, token)};
+        if constexpr (Channel) get_row<P>(r, slot.retention[token]);
+        float x[P];
+        float through[P];
+        key[i].unpack(x);
+        upstream[i].unpack(through);
+        written[i] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < P; ++i) r[i] = of_token;
+        for (int c = 0; c < P; ++c) {
+          through[c] = x[c] * through[c];
+          written[i] += d[c] * through[c];
+          square += through[c] * through[c];
+          x[c] = __fmul_rn(x[c], x[c]);
+          const float kept = r[Channel ? c : 0];
+          const float proposed = proposed_d(d[c], x[c], kept, scan_anchor(kept, in.anchored), step);
+          d[c] = clipped(proposed, in);
+          x[c] = d[c] == proposed ? x[c] : -x[c];
+        }
+        put_row<P>(slot.x[token], x);
+        put_row<P>(slot.through[token], through);
       }
-      float x[P];
-      float through[P];
-      key[token].unpack(x);
-      upstream[token].unpack(through);
-      written[token] = 0.0f;
-#pragma unroll
-      for (int i = 0; i < P; ++i) {
-        through[i] = x[i] * through[i];
-        written[token] += d[token][i] * through[i];
-        square += through[i] * through[i];
-        x[i] = __fmul_rn(x[i], x[i]);
-        const float proposed = proposed_d(d[token][i], x[i], r[i], scan_anchor(r[i], in.anchored), step);
-        const float next = clipped(proposed, in);
-        if (token + 1 < kTokens) d[token + 1 < kTokens ? token + 1 : 0][i] = next;
-        x[i] = next == proposed ? x[i] : -x[i];
-      }
-      put_row<P>(slot.x[token], x);
-      put_row<P>(slot.through[token], through);
+      const float own_write = warp_sums<kScanGroup>(written);
+      if (own / kScanGroup == group / kScanGroup) write = own_write;
     }
     square = warp_sum(square);
     if (lane == 0) slot.bound = {growth, sqrtf(kTokens * square) + kLostInSquares};
-    const float write = warp_sums<kTokens>(written);
     if (!args.detach) {
       barrier_arrive(ready_barrier(worker));
       barrier_wait(done_barrier(worker));
@@ -283,55 +292,52 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
       args.d_beta[pair] = in.beta_aware ? rate * (1.0f - 2.0f * beta * numbers.s) * along : 0.0f;
     }
     __syncwarp();
-    float through_retention[kTokens];
     T* target = static_cast<T*>(args.d_k) + row;
+    float through_retention = 0.0f;
+#pragma unroll 1
+    for (int group = kTokens - kScanGroup; group >= 0; group -= kScanGroup) {
+      float sums[kScanGroup];
 #pragma unroll
-    for (int token = kTokens - 1; token >= 0; --token) {
-      float x[P];
-      float through[P];
-      float lambda[P];
-      float k[P];
-      float from[P];
-      float d_key[P];
-      get_row<P>(x, slot.x[token]);
-      get_row<P>(through, slot.through[token]);
-      const float4 scalars = slot.scalars[token];  // pull, step, constant along the key, rstd
-      key[token].unpack(k);
-      upstream[token].unpack(from);
-      through_clip<P>(lambda, gradient, x);
-      float sum = 0.0f;
-      float r[P];
-      if constexpr (Channel) {
-        get_row<P>(r, slot.retention[token]);
-      } else {
-        const float of_token = slot.coefficients[token].y;
+      for (int i = kScanGroup - 1; i >= 0; --i) {
+        const int token = group + i;
+        float x[P];
+        float through[P];
+        float lambda[P];
+        float k[P];
+        float from[P];
+        float r[Channel ? P : 1] = {slot.coefficients[token].y};
+        get_row<P>(x, slot.x[token]);
+        get_row<P>(through, slot.through[token]);
+        get_row<P>(d, slot.d[token]);
+        if constexpr (Channel) get_row<P>(r, slot.retention[token]);
+        slot.key[token][lane].unpack(k);
+        slot.upstream[token][lane].unpack(from);
+        const float4 scalars = slot.scalars[token];  // pull, step, constant along the key, rstd
+        through_clip<P>(lambda, gradient, x);
+        const float twice_step = 2.0f * scalars.y;
+        const float twice_pull = 2.0f * scalars.x;
+        float d_key[P];
+        sums[i] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < P; ++i) r[i] = of_token;
+        for (int c = 0; c < P; ++c) {
+          gradient[c] = r[Channel ? c : 0] * lambda[c] + through[c] - scalars.x * fabsf(x[c]);  // eq. 11
+          const float d_x = twice_step * lambda[c] - twice_pull * d[c] - scalars.z;             // eq. 9
+          d_key[c] = scalars.w * (k[c] * d_x + d[c] * from[c]);                                 // eq. 10
+          lambda[c] *= in.anchored ? d[c] - 1.0f : d[c];                                        // eq. 7
+          sums[i] += lambda[c];
+        }
+        const bool store = chain.active && token < count;
+        store_row<T, P>(target + token * row_stride, d_key, store);
+        if constexpr (Channel)
+          store_row<float, P>(args.d_retention + row + token * row_stride, lambda, store && !args.detach);
       }
-      const float twice_step = 2.0f * scalars.y;
-      const float twice_pull = 2.0f * scalars.x;
-#pragma unroll
-      for (int i = 0; i < P; ++i) {
-        gradient[i] = r[i] * lambda[i] + through[i] - scalars.x * fabsf(x[i]);            // eq. 11
-        const float d_x = twice_step * lambda[i] - twice_pull * d[token][i] - scalars.z;  // eq. 9
-        d_key[i] = scalars.w * (k[i] * d_x + d[token][i] * from[i]);                      // eq. 10
-        lambda[i] *= in.anchored ? d[token][i] - 1.0f : d[token][i];                      // eq. 7
-        sum += lambda[i];
-      }
-      store_row<T, P>(target + token * row_stride, d_key, chain.active && token < count);
-      through_retention[token] = sum;
-      if constexpr (Channel) {
-        if (!args.detach)
-          store_row<float, P>(args.d_retention + row + token * row_stride, lambda,
-                              chain.active && token < count);
+      if (!Channel && in.retention != nullptr) {
+        const float own_sum = warp_sums<kScanGroup>(sums);
+        if (own / kScanGroup == group / kScanGroup) through_retention = own_sum;
       }
     }
-    if constexpr (!Channel) {
-      if (!args.detach && in.retention != nullptr) {
-        const float sum = warp_sums<kTokens>(through_retention);
-        if (exists && lane < kTokens) args.d_retention[pair] = sum;
-      }
-    }
+    if (!Channel && in.retention != nullptr && !args.detach && exists && lane < kTokens)
+      args.d_retention[pair] = through_retention;
     __syncwarp();  // the slot has been read
   }
 }

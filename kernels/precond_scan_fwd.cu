@@ -7,6 +7,7 @@
 namespace osdn::kernels {
 namespace {
 
+constexpr int kFloatBlocks = 32;        // of a worker, whose statistics' terms are summed in fp32
 constexpr float kFixedPointBox = 8.0f;  // largest d for which sums over unit keys are taken in fixed point
 
 /// A block of tokens on its way: by the worker x, coefficients and retention, by the chain d and the totals.
@@ -16,6 +17,7 @@ struct ForwardSlot {
   alignas(16) float x[kTokens][kWarpSize * P];
   alignas(16) float retention[Channel ? kTokens : 1][Channel ? kWarpSize * P : 4];
   alignas(16) float d[kWarpSize * P];  // at the first token
+  Row<T, P> key[kTokens][kWarpSize];   // unit
   float4 coefficients[kTokens];        // step = x - y * total; retention z and anchor w of all channels
   float total[kTokens];                // of <d, x> as WarpSumScale reads it
 };
@@ -62,20 +64,25 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
     const bool more = block + 1 < blocks;
     const int following = worker + 1 == workers ? 0 : worker + 1;
     put_row<P>(slot.d, d);
+    constexpr int kRound = kScanRound<Slot::kTokens>;
+#pragma unroll 1
+    for (int begin = 0; begin < Slot::kTokens; begin += kRound) {
 #pragma unroll
-    for (int token = 0; token < Slot::kTokens; ++token) {
-      const ForwardToken<P, Channel> now = next;
-      const float total = warp_total<Fixed>(shifted_dot<P>(d, now.x, scale.shift));
-      if (token + 1 < Slot::kTokens) {
-        next.load(slot, token + 1);
-      } else {
-        if (more) barrier_wait(ready_barrier(following));
-        next.load(slots[more ? following : worker], 0);
+      for (int token = begin; token < begin + kRound; ++token) {
+        const ForwardToken<P, Channel> now = next;
+        const float total = warp_total<Fixed>(shifted_dot<P>(d, now.x, scale.shift));
+        if (token + 1 < begin + kRound) {
+          next.load(slot, token + 1);
+        } else {
+          const bool within = token + 1 < Slot::kTokens;
+          if (!within && more) barrier_wait(ready_barrier(following));
+          next.load(within || !more ? slot : slots[following], within ? token + 1 : 0);
+        }
+        const float step = now.step(total);
+#pragma unroll
+        for (int i = 0; i < P; ++i) d[i] = now.next(d[i], i, step, in);
+        if (scan_lane() == 0) slot.total[token] = total;
       }
-      const float step = now.step(total);
-#pragma unroll
-      for (int i = 0; i < P; ++i) d[i] = now.next(d[i], i, step, in);
-      if (scan_lane() == 0) slot.total[token] = total;
     }
     barrier_arrive(done_barrier(worker));
     worker = following;
@@ -83,43 +90,44 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
   store_row<float, P>(args.final_d + chain.state * in.key_size + chain.channel, d, chain.active);
 }
 
-/// The terms of a block's d and retention; its slot as the chain left it.
-template <typename Slot, int P, bool Channel>
-__device__ void add_scales(LaneResiduals& terms, const PrecondScanInputs& in, const Slot& slot, int count,
-                           bool active) {
-  float d[P];
-  get_row<P>(d, slot.d);
-  float sum = 0.0f;
-  float smallest = INFINITY;
-  float largest = -INFINITY;
-  int at_box = 0;
-#pragma unroll 1
-  for (int token = 0; token < count; ++token) {
+/// A block's write keys from its unit keys, steps and first d; with Collect also the terms of its d and
+/// retention.
+template <bool Collect, typename T, int P, bool Channel>
+__device__ void write_block(const PrecondScanInputs& in, const ForwardSlot<T, P, Channel>& slot,
+                            float (&d)[P], T* target, int count, bool active, LaneResiduals& terms) {
+  constexpr int kTokens = ForwardSlot<T, P, Channel>::kTokens;
+  const int64_t stride = static_cast<int64_t>(in.num_value_heads) * in.key_size;
+#pragma unroll kScanGroup
+  for (int token = 0; token < kTokens; ++token) {
     ForwardToken<P, Channel> now;
-    now.load(slot, token);
+    now.coefficients = slot.coefficients[token];
+    if constexpr (Channel) get_row<P>(now.retention, slot.retention[token]);
     const float step = now.step(slot.total[token]);
+    const bool exists = active && token < count;
+    float key[P];
+    float written[P];
+    slot.key[token][scan_lane()].unpack(key);
+    if (Collect && exists) {
+#pragma unroll
+      for (int i = 0; i < P; ++i) {
+        terms.scale_sum += d[i];
+        terms.scale_min = fminf(terms.scale_min, d[i]);
+        terms.scale_max = fmaxf(terms.scale_max, d[i]);
+        terms.scale_at_box += d[i] == in.box_min || d[i] == in.box_max ? 1 : 0;
+        if constexpr (Channel) terms.retention_sum += now.retention[i];
+      }
+      terms.scale_count += P;
+      if constexpr (Channel) terms.retention_count += P;
+    }
 #pragma unroll
     for (int i = 0; i < P; ++i) {
-      sum += d[i];
-      smallest = fminf(smallest, d[i]);
-      largest = fmaxf(largest, d[i]);
-      at_box += d[i] == in.box_min || d[i] == in.box_max ? 1 : 0;
+      now.x[i] = __fmul_rn(key[i], key[i]);
+      written[i] = d[i] * key[i];
       d[i] = now.next(d[i], i, step, in);
     }
-    if constexpr (Channel) {
-      float retention = 0.0f;
-#pragma unroll
-      for (int i = 0; i < P; ++i) retention += now.retention[i];
-      terms.retention_sum += active ? retention : 0.0f;
-      terms.retention_count += active ? P : 0;
-    }
+    store_row<T, P>(target, written, exists);
+    target += stride;
   }
-  if (!active) return;
-  terms.scale_count = count * P;
-  terms.scale_sum = sum;
-  terms.scale_min = smallest;
-  terms.scale_max = largest;
-  terms.scale_at_box = at_box;
 }
 
 template <typename T, int P, bool Channel>
@@ -132,21 +140,21 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
   const int lane = scan_lane();
   const int own = lane % kTokens;  // the token whose numbers this lane works out
   const int64_t HV = in.num_value_heads;
+  LaneResiduals terms;
+  int unmerged = 0;  // blocks whose terms these are
   for (int64_t block = worker; block < blocks; block += workers) {
     const int64_t begin = chain.first + block * kTokens;
     const int count = static_cast<int>(min(chain.length - block * kTokens, static_cast<int64_t>(kTokens)));
     const int64_t pair = (begin + min(own, count - 1)) * HV + chain.head;
     const bool exists = own < count;
+    RowStream<T, P> keys(static_cast<const T*>(in.k.data) + begin * in.k.token_stride +
+                             chain.key_head * in.k.head_stride + chain.channel,
+                         in.k.token_stride, count, chain.active);
     const float beta = exists ? in.beta[pair] : 0.0f;
     const float retention = !Channel && in.retention != nullptr && exists ? in.retention[pair] : 1.0f;
-    Row<T, P> key[kTokens];
-    load_rows<T, P>(key,
-                    static_cast<const T*>(in.k.data) + begin * in.k.token_stride +
-                        chain.key_head * in.k.head_stride + chain.channel,
-                    in.k.token_stride, count, chain.active);
     if constexpr (Channel) {
       const float* rows = in.retention + (begin * HV + chain.head) * in.key_size + chain.channel;
-#pragma unroll
+#pragma unroll kScanGroup
       for (int token = 0; token < kTokens; ++token) {
         float row[P];
         load_row<float, P>(rows + min(token, count - 1) * HV * in.key_size).unpack(row);
@@ -155,30 +163,44 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
         put_row<P>(slot.retention[token], row);
       }
     }
-    float values[P];
-    float sums[kTokens];
+    float rstd = 0.0f;
+    float plain = 0.0f;
+#pragma unroll 1
+    for (int group = 0; group < kTokens; group += kScanGroup) {
+      Row<T, P> key[kScanGroup];
+      keys.take(key, group + kScanGroup < kTokens);
+      float values[P];
+      float sums[kScanGroup];
 #pragma unroll
-    for (int token = 0; token < kTokens; ++token) {
-      key[token].unpack(values);
-      sums[token] = 0.0f;
+      for (int i = 0; i < kScanGroup; ++i) {
+        key[i].unpack(values);
+        sums[i] = 0.0f;
 #pragma unroll
-      for (int i = 0; i < P; ++i) sums[token] += values[i] * values[i];
-    }
-    float rstd = in.normalize ? 1.0f / sqrtf(warp_sums<kTokens>(sums) + kUnitEpsilon) : 1.0f;
-    if (!exists) rstd = 0.0f;  // keys of 0, which leave d as it is
-#pragma unroll
-    for (int token = 0; token < kTokens; ++token) {
-      key[token] = unit_key<T, P>(key[token], __shfl_sync(kFullWarp, rstd, token));
-      key[token].unpack(values);
-      sums[token] = 0.0f;
-#pragma unroll
-      for (int i = 0; i < P; ++i) {
-        values[i] = __fmul_rn(values[i], values[i]);
-        sums[token] += values[i];
+        for (int c = 0; c < P; ++c) sums[i] += values[c] * values[c];
       }
-      put_row<P>(slot.x[token], values);
+      // The lane's token of the group. Beyond the end keys of 0, which leave d as it is.
+      const float square = in.normalize ? warp_sums<kScanGroup>(sums) : 0.0f;
+      float own_rstd = in.normalize ? 1.0f / sqrtf(square + kUnitEpsilon) : 1.0f;
+      if (group + lane % kScanGroup >= count) own_rstd = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kScanGroup; ++i) {
+        const Row<T, P> unit = unit_key<T, P>(key[i], __shfl_sync(kFullWarp, own_rstd, i));
+        slot.key[group + i][lane] = unit;
+        unit.unpack(values);
+        sums[i] = 0.0f;
+#pragma unroll
+        for (int c = 0; c < P; ++c) {
+          values[c] = __fmul_rn(values[c], values[c]);
+          sums[i] += values[c];
+        }
+        put_row<P>(slot.x[group + i], values);
+      }
+      const float own_plain = warp_sums<kScanGroup>(sums);
+      if (own / kScanGroup == group / kScanGroup) {
+        rstd = own_rstd;
+        plain = own_plain;
+      }
     }
-    const float plain = warp_sums<kTokens>(sums);
     const ScanCoefficients c = exists ? scan_coefficients(in, beta, plain) : ScanCoefficients{0.0f, 0.0f};
     // gain - feedback s, in terms of the total
     const float4 coefficients = {__fmaf_rn(c.feedback, scale.zero * scale.unit, c.gain),
@@ -197,33 +219,22 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
     if (args.tokens != nullptr && exists && lane < kTokens)
       args.tokens[pair] = {rstd, plain, s, __fmaf_rn(-coefficients.y, slot.total[own], coefficients.x)};
     T* target = static_cast<T*>(args.write_key) + (begin * HV + chain.head) * in.key_size + chain.channel;
-#pragma unroll
-    for (int token = 0; token < kTokens; ++token) {
-      ForwardToken<P, Channel> now;
-      now.coefficients = slot.coefficients[token];
-      if constexpr (Channel) get_row<P>(now.retention, slot.retention[token]);
-      const float step = now.step(slot.total[token]);
-      key[token].unpack(values);
-      float written[P];
-#pragma unroll
-      for (int i = 0; i < P; ++i) {
-        now.x[i] = __fmul_rn(values[i], values[i]);
-        written[i] = d[i] * values[i];
-        d[i] = now.next(d[i], i, step, in);
-      }
-      store_row<T, P>(target + token * HV * in.key_size, written, chain.active && token < count);
-    }
-    if (args.statistics != nullptr) {
-      LaneResiduals terms;
-      add_scales<ForwardSlot<T, P, Channel>, P, Channel>(terms, in, slot, count, chain.active);
+    if (args.statistics == nullptr) {
+      write_block<false, T, P, Channel>(in, slot, d, target, count, chain.active, terms);
+    } else {
+      write_block<true, T, P, Channel>(in, slot, d, target, count, chain.active, terms);
       if (exists && lane < kTokens) {
         terms.add_write(beta * s, beta * plain, beta);
         if (!Channel && in.retention != nullptr) {
-          terms.retention_count += 1;
+          ++terms.retention_count;
           terms.retention_sum += retention;
         }
       }
-      terms.merge_into(statistics);
+      if (++unmerged == kFloatBlocks || block + workers >= blocks) {
+        terms.merge_into(statistics);
+        terms = {};
+        unmerged = 0;
+      }
     }
     __syncwarp();  // the slot has been read
   }

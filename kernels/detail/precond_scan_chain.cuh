@@ -22,6 +22,10 @@ constexpr int kScanIdleWarp = 4;
 constexpr float kUnitEpsilon = 1e-6f;     // inside the root of the key's norm
 constexpr float kKeyNormEpsilon = 1e-5f;  // added to the denominator
 constexpr unsigned kFullWarp = 0xffffffffu;
+// Tokens that a worker's loops have in hand at a time, and the chain's. Small: what they run through again
+// and again must fit the instruction caches.
+constexpr int kScanGroup = 4;
+constexpr int kScanChainGroup = 8;
 
 __device__ inline int scan_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 __device__ inline int scan_warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
@@ -40,6 +44,10 @@ __device__ inline void barrier_wait(int barrier) {
 
 template <typename T, int P, bool Channel>
 constexpr int kScanTokens = precond_scan_block(P, std::is_same_v<T, __nv_bfloat16>, Channel);
+
+/// Tokens of a round of the chain's loop.
+template <int Tokens>
+constexpr int kScanRound = Tokens < kScanChainGroup ? Tokens : kScanChainGroup;
 
 /// One (sequence, value head), the work of a block.
 template <int P>
@@ -91,20 +99,42 @@ __device__ void get_row(float (&values)[P], const float* row) {
   }
 }
 
-/// A lane's channels of `count` (at least 1) rows from `at` on, `stride` numbers apart; beyond them the last
-/// again. Zeros where the lane has no channels.
-template <typename T, int P, int Count>
-__device__ void load_rows(Row<T, P> (&rows)[Count], const T* at, int64_t stride, int count, bool active) {
-#pragma unroll
-  for (int i = 0; i < Count; ++i) {
-    rows[i] = load_row<T, P>(at);
-    at += i + 1 < count ? stride : 0;
+/// A lane's channels of the rows of a block of tokens, a group of them at a time while the next one is on its
+/// way.
+template <typename T, int P>
+class RowStream {
+ public:
+  /// `count` (at least 1) rows from `at` on, `stride` numbers apart; beyond them the last again.
+  __device__ RowStream(const T* at, int64_t stride, int count, bool active)
+      : at_(at), stride_(stride), left_(count), active_(active) {
+    load();
   }
-  if (!active) {
+  /// The next rows; zeros where the lane has no channels.
+  __device__ void take(Row<T, P> (&rows)[kScanGroup], bool more) {
 #pragma unroll
-    for (int i = 0; i < Count; ++i) rows[i] = {};
+    for (int i = 0; i < kScanGroup; ++i) rows[i] = next_[i];
+    if (more) load();
+    if (!active_) {
+#pragma unroll
+      for (int i = 0; i < kScanGroup; ++i) rows[i] = {};
+    }
   }
-}
+
+ private:
+  __device__ void load() {
+#pragma unroll
+    for (int i = 0; i < kScanGroup; ++i) {
+      next_[i] = load_row<T, P>(at_);
+      at_ += --left_ > 0 ? stride_ : 0;
+    }
+  }
+
+  const T* at_;
+  int64_t stride_;
+  int left_;
+  bool active_;
+  Row<T, P> next_[kScanGroup];
+};
 
 /// Sums over the warp in one integer instruction and without conversions: a lane adds its share to `shift`,
 /// so large that the sum's last bit is the unit; the integer sum of the 32 bit patterns, read as a float, is

@@ -37,7 +37,8 @@ TEST_CASE("a rank without the others says how many have come, where, and how lon
 
 TEST_CASE("a master that nobody reaches is named with its port, within the time-out", "[rendezvous][dist]") {
   const int port = test::free_port();
-  for (const char* host : {"127.0.0.1", "no-such-host.invalid"}) {
+  // The third belongs to nobody: networks for documentation (RFC 5737) are not routed.
+  for (const char* host : {"127.0.0.1", "no-such-host.invalid", "192.0.2.1"}) {
     const auto start = std::chrono::steady_clock::now();
     test::Ranks ranks(1, [&](int) {
       LaunchEnvironment launched = test::rank_on_loopback(1, 2, port);
@@ -49,6 +50,8 @@ TEST_CASE("a master that nobody reaches is named with its port, within the time-
     CHECK(result.exit_code == static_cast<int>(ExitCode::kEnvironmentError));
     CHECK(rendezvous_test::contains(result.text, std::string(host) + ":" + std::to_string(port)));
     CHECK(rendezvous_test::contains(result.text, "rank 1 of 2"));
+    if (host == std::string("127.0.0.1"))
+      CHECK(rendezvous_test::contains(result.text, ": Connection refused;"));
     CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(15));
   }
 }

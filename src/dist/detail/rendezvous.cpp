@@ -3,6 +3,7 @@
 #include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -51,8 +52,8 @@ int try_to_connect(const addrinfo& entry, Clock::time_point deadline) {
   return error;
 }
 
-/// Waits until something listens at the address; c10d's own attempts lie further and further apart. Empty
-/// then, else why nothing does.
+/// Waits until something listens at the address; empty when it does, else why not. c10d's own attempts lie
+/// further and further apart.
 std::string wait_for_listener(const std::string& host, int port, Clock::time_point deadline) {
   constexpr auto kPause = std::chrono::milliseconds(50);
   std::string reason;
@@ -60,17 +61,21 @@ std::string wait_for_listener(const std::string& host, int port, Clock::time_poi
     addrinfo hints{};
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
-    if (const int failure = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-        failure != 0) {
-      reason = fmt::format("the name does not resolve ({})", ::gai_strerror(failure));
-    } else {
-      int error = ECONNREFUSED;
-      for (const addrinfo* entry = found; entry && error != 0; entry = entry->ai_next)
-        error = try_to_connect(*entry, deadline);
-      ::freeaddrinfo(found);
-      if (error == 0) return {};
-      reason = std::strerror(error);
+    const int looked_up = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+    if (looked_up != 0) reason = ::gai_strerror(looked_up);
+    for (const addrinfo* entry = found; looked_up == 0 && entry; entry = entry->ai_next) {
+      const int socket = ::socket(entry->ai_family, entry->ai_socktype, entry->ai_protocol);
+      if (socket < 0) continue;
+      // A host that answers nothing at all would hold connect() for two minutes.
+      const timeval longest{.tv_sec = 1, .tv_usec = 0};
+      ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &longest, sizeof(longest));
+      const bool connected = ::connect(socket, entry->ai_addr, entry->ai_addrlen) == 0;
+      reason = connected ? "" : errno == EINPROGRESS ? "no answer" : std::strerror(errno);
+      ::close(socket);
+      if (connected) break;
     }
+    if (looked_up == 0) ::freeaddrinfo(found);
+    if (reason.empty()) return {};
     std::this_thread::sleep_for(kPause);
   } while (Clock::now() < deadline);
   return reason;
@@ -125,11 +130,10 @@ c10::intrusive_ptr<c10d::Store> connect(const LaunchEnvironment& launched,
     return open_store(launched.master_addr, options);
   } catch (const c10::Error& failure) {
     const std::string reason = first_line(failure.what_without_backtrace());
-    if (options.isServer)
-      throw EnvironmentError(
-          "{}: cannot listen on {}:{}: {}; is another job using the port? Choose another (MASTER_PORT)",
-          who(launched), launched.master_addr, launched.master_port, reason);
-    throw unreachable(reason);
+    if (!options.isServer) throw unreachable(reason);
+    throw EnvironmentError(
+        "{}: cannot listen on {}:{}: {}; is another job using the port? Choose another (MASTER_PORT)",
+        who(launched), launched.master_addr, launched.master_port, reason);
   }
 }
 

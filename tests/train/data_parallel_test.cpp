@@ -124,6 +124,29 @@ TEST_CASE("in bfloat16, where full-precision parameters are common to all ranks,
   t::check_close_weights(folder.newest("two"), folder.newest("one"), 2e-2);
 }
 
+TEST_CASE("tied embeddings, parameters without gradients and every backbone are shared out alike",
+          "[data_parallel][dist]") {
+  namespace t = data_parallel_test;
+  const TrainFolder folder;
+  for (const config::Backbone backbone : {config::Backbone::kDeltaNet, config::Backbone::kGatedDeltaNet,
+                                          config::Backbone::kKda, config::Backbone::kTransformer}) {
+    config::Config one = t::small_run(folder, "one-" + std::to_string(static_cast<int>(backbone)));
+    one.train.steps = 3;
+    one.train.precision = config::Precision::kBfloat16;
+    one.model.backbone = backbone;
+    one.model.tie_embeddings = true;
+    one.model.osdn->learn_initial_scale = false;
+    one.model.osdn->step_size = 0.1;
+    if (backbone == config::Backbone::kTransformer) one.model.osdn.reset();
+    config::Config two = one;
+    two.run.name = "two-" + std::to_string(static_cast<int>(backbone));
+    t::train_to_the_end(1, one);
+    t::train_to_the_end(2, two);
+    INFO(one.run.name);
+    t::check_metrics(folder.metrics(two.run.name), folder.metrics(one.run.name), 2e-3);
+  }
+}
+
 TEST_CASE("jobs of equally many ranks have equal bits, straight or stopped and resumed",
           "[data_parallel][dist]") {
   namespace t = data_parallel_test;

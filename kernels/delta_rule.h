@@ -70,7 +70,7 @@ struct DeltaRulePrepared {
   float* q_rstd = nullptr;    // [N, H] 1 without normalisation
   float* k_rstd = nullptr;    // [N, H]
   __half* inverse = nullptr;  // [M, HV, 2, 10, 16, 16] Y / inverse_scale (eq. 11): rounded, and the remainder
-  float* inverse_scale = nullptr;  // [M, HV] 1, or a power of two where fp16 would overflow
+  float* inverse_scale = nullptr;  // [M, HV] powers of two
   __nv_bfloat16* pairs = nullptr;  // [M, HV, 10, 16, 16] W_rs q_r . w_s, s <= r, of the vectors as given
   // With log_decay only. G: log-decays summed from the chunk's first token to each.
   float* gates = nullptr;              // [M, HV, 3, 64] G, exp G, exp(G_C - G)

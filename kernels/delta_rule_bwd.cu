@@ -38,24 +38,17 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
   const ScanBlock<Stage> block(args.in, shared_base, stages);
   const int warp = block.warp;
   const int lane = block.lane;
-  const auto start_copy = [&](int64_t chunk) {
+  const auto copy = [&](int64_t chunk) {
     block.stage_of(chunk).copy_async(args.in, args.prepared, args.d_o, args.chunk_decay,
                                      ChunkPlace(shape, block.sequence, chunk, block.head),
                                      block.first_channel);
   };
-
   if constexpr (Products::kWarpgroup) block.clear_stages();
-  if (block.chunks > 0) start_copy(block.chunks - 1);
+  if (block.sequence.chunks > 0) copy(block.sequence.chunks - 1);
   StateRows<KP> d_state;
   d_state.load(shape, args.d_final == nullptr ? nullptr : args.d_final + block.state_row,
                block.first_warp_channel(), lane);
-
-  for (int64_t chunk = block.chunks - 1; chunk >= 0; --chunk) {
-    copy_async_wait<0>();
-    Products::publish_shared();
-    __syncthreads();
-    if (stages == 2 && chunk > 0) start_copy(chunk - 1);
-    const Stage stage = block.stage_of(chunk);
+  for_each_chunk<true, Products>(block, copy, [&](int64_t chunk, const Stage& stage) {
     const ChunkPlace place(shape, block.sequence, chunk, block.head);
     const int64_t slot = place.slot(shape);
 
@@ -98,7 +91,7 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
     Products::begin(d_state.value);
     Products::template add_outer<KP>(d_state.value, upstream, stage.q, lane);
     Products::end();
-    correct<Products, true>(x, stage, lane);
+    const float unit = correct<Products, true>(x, stage, lane);  // of F in x
     Products::template wait<0>(d_state.value);
 
     uint32_t rows[kChunk / 16][4];
@@ -106,20 +99,16 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
       const float2 beta = column_pair(stage.beta, n, lane);
       const float2 rstd = column_pair(stage.k_rstd, n, lane);
       const float2 from_start = stage.from_start_pair(n, lane);
-      return make_float2(-beta.x * rstd.x * from_start.x, -beta.y * rstd.y * from_start.y);
+      return make_float2(-unit * beta.x * rstd.x * from_start.x, -unit * beta.y * rstd.y * from_start.y);
     });
     Products::begin(d_state.value);
     Products::template add_outer<KP>(d_state.value, rows, stage.k, lane);
     Products::end();
     uint32_t solved[kChunk / 16][4];
-    round_scaled(solved, x, [](int) { return make_float2(1.0f, 1.0f); });
+    round_scaled(solved, x, [unit](int) { return make_float2(unit, unit); });
     store_blocks(args.solved + block.value_rows(slot, kChunk), solved, warp, lane);
     Products::template wait<0>(d_state.value);
-    if (stages == 1 && chunk > 0) {
-      __syncthreads();
-      start_copy(chunk - 1);
-    }
-  }
+  });
   if (args.d_initial != nullptr)
     d_state.store(shape, args.d_initial + block.state_row, block.first_warp_channel(), lane);
 }
@@ -148,7 +137,7 @@ void launch(const DeltaRuleBackwardScanArgs& args, CUstream_st* stream) {
     const int stages = scan_stages(bytes);
     const dim3 grid(static_cast<unsigned>(items),
                     static_cast<unsigned>(delta_rule_padded_value_size(shape.value_size) / Stage::kValues));
-    launch_kernel(delta_rule_backward_scan_kernel<KP, Warps, kDecay, Products>, grid, Warps * 32,
+    launch_kernel(delta_rule_backward_scan_kernel<KP, Warps, kDecay, Products>, grid, Stage::kThreads,
                   stages * bytes, BackwardScanParams{args, stages}, stream);
   });
 }

@@ -48,24 +48,17 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
   const ScanBlock<Stage> block(args.in, shared_base, stages);
   const int warp = block.warp;
   const int lane = block.lane;
-  const auto start_copy = [&](int64_t chunk) {
+  const auto copy = [&](int64_t chunk) {
     block.stage_of(chunk).copy_async(args.in, args.prepared, args.in.v, args.chunk_decay,
                                      ChunkPlace(shape, block.sequence, chunk, block.head),
                                      block.first_channel);
   };
-
   if constexpr (Products::kWarpgroup) block.clear_stages();
-  if (block.chunks > 0) start_copy(0);
+  if (block.sequence.chunks > 0) copy(0);
   StateRows<KP> state;
   state.load(shape, args.initial_state == nullptr ? nullptr : args.initial_state + block.state_row,
              block.first_warp_channel(), lane);
-
-  for (int64_t chunk = 0; chunk < block.chunks; ++chunk) {
-    copy_async_wait<0>();
-    Products::publish_shared();
-    __syncthreads();
-    if (stages == 2 && chunk + 1 < block.chunks) start_copy(chunk + 1);
-    const Stage stage = block.stage_of(chunk);
+  for_each_chunk<false, Products>(block, copy, [&](int64_t chunk, const Stage& stage) {
     const ChunkPlace place(shape, block.sequence, chunk, block.head);
     const int64_t slot = place.slot(shape);
 
@@ -101,14 +94,14 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
         x[n][3] = high.y - reading.y * x[n][3];
       }
     }
-    correct<Products, false>(x, stage, lane);
+    const float unit = correct<Products, false>(x, stage, lane);  // of E in x
     Products::template wait<0>(o);
 
     uint32_t rows[kChunk / 16][4];
     round_scaled(rows, x, [&](int n) {
       const float2 beta = column_pair(stage.beta, n, lane);
       const float2 writing = stage.write_pair(n, lane);
-      return make_float2(beta.x * writing.x, beta.y * writing.y);
+      return make_float2(unit * beta.x * writing.x, unit * beta.y * writing.y);
     });
     if constexpr (kDecay == Decay::kScalar)
       scale_columns(o, [&](int n) { return stage.from_start_pair(n, lane); });
@@ -122,7 +115,7 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
         const float2 beta = column_pair(stage.beta, n, lane);
         const float2 writing = stage.write_pair(n, lane);
         const float2 to_end = stage.to_end_pair(n, lane);
-        return make_float2(beta.x * writing.x * to_end.x, beta.y * writing.y * to_end.y);
+        return make_float2(unit * beta.x * writing.x * to_end.x, unit * beta.y * writing.y * to_end.y);
       });
       Products::begin(state.value);
       Products::template add_outer<KP>(state.value, to_end_rows, stage.w, lane);
@@ -134,16 +127,12 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
     Products::template wait<1>(o);
     if (args.error != nullptr) {
       uint32_t error[kChunk / 16][4];
-      round_scaled(error, x, [](int) { return make_float2(1.0f, 1.0f); });
+      round_scaled(error, x, [unit](int) { return make_float2(unit, unit); });
       store_blocks(args.error + block.value_rows(slot, kChunk), error, warp, lane);
     }
     store_output(o, stage, args, place, block.first_channel, warp, lane);
     Products::template wait<0>(state.value);
-    if (stages == 1 && chunk + 1 < block.chunks) {
-      __syncthreads();
-      start_copy(chunk + 1);
-    }
-  }
+  });
   state.store(shape, args.final_state + block.state_row, block.first_warp_channel(), lane);
 }
 
@@ -171,8 +160,8 @@ void launch(const DeltaRuleForwardArgs& args, CUstream_st* stream) {
     const int stages = scan_stages(bytes);
     const dim3 grid(static_cast<unsigned>(items),
                     static_cast<unsigned>(delta_rule_padded_value_size(shape.value_size) / Stage::kValues));
-    launch_kernel(delta_rule_forward_kernel<KP, Warps, kDecay, Products>, grid, Warps * 32, stages * bytes,
-                  ForwardParams{args, stages}, stream);
+    launch_kernel(delta_rule_forward_kernel<KP, Warps, kDecay, Products>, grid, Stage::kThreads,
+                  stages * bytes, ForwardParams{args, stages}, stream);
   });
 }
 

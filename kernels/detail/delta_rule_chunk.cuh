@@ -20,6 +20,20 @@ __device__ inline const __nv_bfloat16* rows_at(const DeltaRuleRows& rows, int64_
   return rows.data + token * rows.token_stride + head * rows.head_stride;
 }
 
+/// A sequence's tokens and chunks.
+struct SequencePlace {
+  int64_t first_token;
+  int64_t end_token;
+  int64_t first_chunk;  // of all sequences
+  int64_t chunks;
+
+  __device__ SequencePlace(const DeltaRuleShape& shape, int64_t sequence)
+      : first_token(shape.offsets[sequence]),
+        end_token(shape.offsets[sequence + 1]),
+        first_chunk(shape.chunk_offsets[sequence]),
+        chunks(shape.chunk_offsets[sequence + 1] - first_chunk) {}
+};
+
 /// A chunk of one value head.
 struct ChunkPlace {
   int64_t chunk;  // of all sequences
@@ -28,11 +42,11 @@ struct ChunkPlace {
   int head;       // value head
   int key_head;
 
-  __device__ ChunkPlace(const DeltaRuleShape& shape, int64_t sequence, int64_t index_in_sequence,
+  __device__ ChunkPlace(const DeltaRuleShape& shape, const SequencePlace& sequence, int64_t index_in_sequence,
                         int value_head)
-      : chunk(shape.chunk_offsets[sequence] + index_in_sequence),
-        token(shape.offsets[sequence] + index_in_sequence * kChunk),
-        rows(static_cast<int>(min(static_cast<int64_t>(kChunk), shape.offsets[sequence + 1] - token))),
+      : chunk(sequence.first_chunk + index_in_sequence),
+        token(sequence.first_token + index_in_sequence * kChunk),
+        rows(static_cast<int>(min(static_cast<int64_t>(kChunk), sequence.end_token - token))),
         head(value_head),
         key_head(value_head / (shape.num_value_heads / shape.num_key_heads)) {}
 
@@ -42,8 +56,8 @@ struct ChunkPlace {
 
 /// The place of a chunk given by its number in all sequences.
 __device__ inline ChunkPlace place_of(const DeltaRuleShape& shape, int64_t chunk, int head) {
-  const int64_t sequence = shape.chunk_sequences[chunk];
-  return {shape, sequence, chunk - shape.chunk_offsets[sequence], head};
+  const SequencePlace sequence(shape, shape.chunk_sequences[chunk]);
+  return {shape, sequence, chunk - sequence.first_chunk, head};
 }
 
 /// Of an fp32 vector a token at `address`: those of the two columns 2t, 2t+1 of block `block`.

@@ -7,7 +7,8 @@
 namespace osdn::kernels {
 
 constexpr int kPrepareThreads = 128;
-constexpr float kLargestInverse = 3.0e4f;  // stored in fp16 without a scale
+constexpr int kInverseExponent = 14;           // of the largest number stored in fp16
+constexpr int kSmallestInverseExponent = -10;  // of a Y that is scaled up to it in full
 
 /// M in shared memory, fp32, which becomes Y in place.
 struct System {
@@ -107,8 +108,8 @@ __device__ inline void solve(const System& system, uint32_t beta, int warp, int 
   merge<32>(system, beta, 0, warp, lane);
 }
 
-/// Y to the chunk's place in fp16, rounded and what rounding took, divided by a power of two where fp16 would
-/// overflow. `maxima`: address of a float a warp.
+/// Y to the chunk's place in fp16, rounded and what rounding took, divided by a power of two. `maxima`:
+/// address of a float a warp.
 __device__ inline void store_inverse(const System& system, const DeltaRulePrepared& prepared, int64_t slot,
                                      uint32_t maxima) {
   constexpr int kPieces = TriangleTile::kBytes / 16;
@@ -133,15 +134,14 @@ __device__ inline void store_inverse(const System& system, const DeltaRulePrepar
       largest = fmaxf(largest, fabsf(read[i]));
     }
   }
-  float scale = 1.0f;
-  if (__syncthreads_or(largest > kLargestInverse)) {
-    for (int distance = 16; distance > 0; distance /= 2)
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-    if (threadIdx.x % 32 == 0) write_shared(maxima + threadIdx.x / 32 * 4, largest);
-    __syncthreads();
-    for (int i = 0; i < kPrepareThreads / 32; ++i) largest = fmaxf(largest, read_shared(maxima + i * 4));
-    if (!isinf(largest)) scale = exp2f(ceilf(log2f(largest / kLargestInverse)));
-  }
+  // Scaled so that the largest is 2^14 .. 2^15: decays make numbers of a chunk small that count beside others
+  // as small.
+  const unsigned of_warp = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
+  if (threadIdx.x % 32 == 0) write_shared(maxima + threadIdx.x / 32 * 4, __uint_as_float(of_warp));
+  __syncthreads();
+  for (int i = 0; i < kPrepareThreads / 32; ++i) largest = fmaxf(largest, read_shared(maxima + i * 4));
+  const int exponent = max(static_cast<int>(__float_as_uint(largest) >> 23) - 127, kSmallestInverseExponent);
+  const float scale = __uint_as_float((exponent - kInverseExponent + 127) << 23);
   if (threadIdx.x == 0) prepared.inverse_scale[slot] = scale;
   const float inverse_scale = 1.0f / scale;
   auto* target = reinterpret_cast<uint4*>(prepared.inverse + slot * (2 * kDeltaRuleTriangle));

@@ -10,7 +10,8 @@
 namespace osdn::kernels {
 
 constexpr int kWarpChannels = 16;
-constexpr float kLargestHalf = 3.0e4f;  // stored in fp16 without a scale
+constexpr int kHalfExponent = 14;       // of the largest number stored in fp16
+constexpr int kSmallestExponent = -50;  // of numbers that are scaled up to it in full
 
 /// How the state decays: not; by a factor a token; or by a factor a chunk and key channel, the rows carrying
 /// what lies within the chunk.
@@ -219,12 +220,17 @@ __device__ void scale_columns(float (&x)[kChunk / 8][4], const Factor& factor) {
   }
 }
 
-/// n of the power 2^-n that brings this warp's values below the limit of fp16: 0 unless they are beyond it.
-__device__ inline float half_exponent(float largest) {
-  if (!__any_sync(0xffffffffu, largest > kLargestHalf)) return 0.0f;
-  for (int distance = 16; distance > 0; distance /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-  return isinf(largest) ? 0.0f : ceilf(log2f(largest / kLargestHalf));
+/// n of the power 2^-n that brings this warp's largest value to 2^14 .. 2^15, where fp16 loses least below
+/// it: gradients may be small, and across a chunk decays make them smaller still. `largest`: of this lane's
+/// values.
+__device__ inline int half_exponent(float largest) {
+  const int exponent = static_cast<int>(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)) >> 23) - 127;
+  return max(exponent, kSmallestExponent) - kHalfExponent;
+}
+
+/// 2^exponent, or the nearest power that fp32 has.
+__device__ inline float power_of_two(int exponent) {
+  return __uint_as_float((min(max(exponent, -126), 127) + 127) << 23);
 }
 
 /// Accumulators of 16 rows and 64 columns, scaled by `factor(block)` (a pair of columns), as bf16 A
@@ -243,9 +249,10 @@ __device__ void round_scaled(uint32_t (&out)[kChunk / 16][4], const float (&x)[k
   }
 }
 
-/// x - Y (beta x), transposed (eq. 11), or x - Y^T (beta x) (eq. 12).
+/// x - Y (beta x), transposed (eq. 11), or x - Y^T (beta x) (eq. 12), divided by the power of two that is
+/// returned.
 template <class Products, bool kTransposed, class Stage>
-__device__ void correct(float (&x)[kChunk / 8][4], const Stage& stage, int lane) {
+__device__ float correct(float (&x)[kChunk / 8][4], const Stage& stage, int lane) {
   uint32_t scaled[kChunk / 16][4];  // -beta x in fp16
   float largest = 0.0f;
 #pragma unroll
@@ -254,25 +261,23 @@ __device__ void correct(float (&x)[kChunk / 8][4], const Stage& stage, int lane)
 #pragma unroll
     for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(x[n][i] * (i & 1 ? beta.y : beta.x)));
   }
-  const float exponent = half_exponent(largest);
-  const float scale = exp2f(-exponent);
+  const int exponent = half_exponent(largest);
+  const float scale = -power_of_two(-exponent);
 #pragma unroll
   for (int k = 0; k < kChunk / 16; ++k) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int n = 2 * k + half;
       const float2 beta = column_pair(stage.beta, n, lane);
-      const float2 factor = make_float2(-beta.x * scale, -beta.y * scale);
+      const float2 factor = make_float2(beta.x * scale, beta.y * scale);
       scaled[k][2 * half] = pack_fp16(x[n][0] * factor.x, x[n][1] * factor.y);
       scaled[k][2 * half + 1] = pack_fp16(x[n][2] * factor.x, x[n][3] * factor.y);
     }
   }
   // Y and beta x are stored divided by powers of two; the sum is taken in units of their product.
-  const float unit = read_shared(stage.inverse_scale) * exp2f(exponent);
-  if (unit != 1.0f) {
-    const float inverse_unit = 1.0f / unit;
-    scale_columns(x, [&](int) { return make_float2(inverse_unit, inverse_unit); });
-  }
+  const int unit = exponent + static_cast<int>(read_shared_bits(stage.inverse_scale) >> 23) - 127;
+  const float inverse_unit = power_of_two(-unit);
+  scale_columns(x, [&](int) { return make_float2(inverse_unit, inverse_unit); });
   Products::begin(x);
   if constexpr (kTransposed) {
     Products::template add_times_upper<true>(x, scaled, stage.inverse, lane);
@@ -283,7 +288,7 @@ __device__ void correct(float (&x)[kChunk / 8][4], const Stage& stage, int lane)
   }
   Products::end();
   Products::template wait<0>(x);
-  if (unit != 1.0f) scale_columns(x, [&](int) { return make_float2(unit, unit); });
+  return power_of_two(unit);
 }
 
 /// What a block of a scan, forward or reverse, is about: a (sequence, value head) pair and its value
@@ -291,12 +296,12 @@ __device__ void correct(float (&x)[kChunk / 8][4], const Stage& stage, int lane)
 template <class Stage>
 struct ScanBlock {
   int head;
-  int64_t sequence;
+  int64_t number;  // of the sequence
+  SequencePlace sequence;
   int first_channel;  // of the block
   int warp;
   int lane;
   bool own_write_key;
-  int64_t chunks;     // of the sequence
   int64_t state_row;  // of the pair's [K, V] in [S, HV, K, V]
   int padded_values;
   uint32_t base;  // of the stages in shared memory
@@ -304,13 +309,13 @@ struct ScanBlock {
 
   __device__ ScanBlock(const DeltaRuleInputs& in, uint32_t shared_base, int num_stages)
       : head(static_cast<int>(blockIdx.x % in.shape.num_value_heads)),
-        sequence(in.shape.order[blockIdx.x / in.shape.num_value_heads]),
+        number(in.shape.order[blockIdx.x / in.shape.num_value_heads]),
+        sequence(in.shape, number),
         first_channel(static_cast<int>(blockIdx.y) * Stage::kValues),
-        warp(static_cast<int>(threadIdx.x) / 32),
+        warp(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0)),
         lane(static_cast<int>(threadIdx.x) % 32),
         own_write_key(in.write_key.data != nullptr),
-        chunks(in.shape.chunk_offsets[sequence + 1] - in.shape.chunk_offsets[sequence]),
-        state_row((sequence * in.shape.num_value_heads + head) * in.shape.key_size * in.shape.value_size),
+        state_row((number * in.shape.num_value_heads + head) * in.shape.key_size * in.shape.value_size),
         padded_values(delta_rule_padded_value_size(in.shape.value_size)),
         base(shared_base),
         stages(num_stages) {}
@@ -328,6 +333,25 @@ struct ScanBlock {
     return (slot * padded_values + first_channel) * columns;
   }
 };
+
+/// Runs `compute(chunk, stage)` for all chunks of a sequence, from the first or from the last on, each
+/// brought by `copy(chunk)` while the one before it is computed where there are two stages.
+template <bool kReverse, class Products, class Stage, typename Copy, typename Compute>
+__device__ void for_each_chunk(const ScanBlock<Stage>& block, const Copy& copy, const Compute& compute) {
+  const int64_t chunks = block.sequence.chunks;
+  const auto at = [chunks](int64_t i) { return kReverse ? chunks - 1 - i : i; };
+  for (int64_t i = 0; i < chunks; ++i) {
+    copy_async_wait<0>();
+    Products::publish_shared();
+    __syncthreads();
+    if (block.stages == 2 && i + 1 < chunks) copy(at(i + 1));
+    compute(at(i), block.stage_of(at(i)));
+    if (block.stages == 1 && i + 1 < chunks) {
+      __syncthreads();
+      copy(at(i + 1));
+    }
+  }
+}
 
 /// Calls `call(KP, warps, decay, Products)` for a scan: eight warps share the tiles of 128 value channels;
 /// four where there are fewer channels, or so few (sequence, value head) pairs that two blocks a pair fill

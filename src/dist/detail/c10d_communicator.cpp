@@ -149,7 +149,12 @@ class C10dCommunicator : public Communicator {
     } catch (const std::exception& failure) {
       throw EnvironmentError("{}: {}", what, reason_of(failure));
     }
-    if (watchdog_) watchdog_->watch({.what = what, .finished = [work] { return is_finished(*work); }});
+    if (watchdog_)
+      watchdog_->watch({.what = what, .finished = [work, gpu = device_.index()] {
+                          // The watching thread would otherwise wake up GPU 0 for every rank.
+                          use_gpu(gpu);
+                          return is_finished(*work);
+                        }});
     return std::make_unique<StartedWork>(std::move(work), std::move(range), std::move(what),
                                          barrier ? std::optional(device_) : std::nullopt);
   }

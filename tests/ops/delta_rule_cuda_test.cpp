@@ -210,6 +210,33 @@ TEST_CASE("the same call of the kernels gives the same bits, strided views those
   check_same(run(delta_rule, transposed));
 }
 
+TEST_CASE("gradients of the kernels scale with what comes in, down to 1e-9, bit by bit",
+          "[delta_rule_cuda][cuda]") {
+  const bool portable = GENERATE(false, true);
+  CAPTURE(portable);
+  const PortableKernels kernels(portable);
+  const DeltaRuleArgs args = on_device({.offsets = {0, 70, 300},
+                                        .H = 2,
+                                        .HV = 2,
+                                        .K = 128,
+                                        .V = 128,
+                                        .decay = Decay::kScalar,
+                                        .write_key = true,
+                                        .initial_state = true});
+  std::vector<at::Tensor> leaves;
+  for (const auto& [name, x] : inputs(args)) leaves.push_back(x);
+  const DeltaRuleOutput out = delta_rule(args);
+  const auto gradients = [&](double scale) {
+    return torch::autograd::grad({out.o, out.final_state}, leaves,
+                                 {(output_weights(out.o) * scale).to(at::kBFloat16),
+                                  (final_weights(out.final_state) * scale).to(at::kFloat)},
+                                 true);
+  };
+  const auto of_one = gradients(1.0);
+  const auto of_little = gradients(0x1p-30);
+  for (size_t i = 0; i < leaves.size(); ++i) CHECK(at::equal(of_little[i] * 0x1p30, of_one[i]));
+}
+
 TEST_CASE("the kernels' outputs do not depend on later tokens, in bits", "[delta_rule_cuda][cuda]") {
   const int64_t T = GENERATE(15, 17, 33, 63, 65, 130);
   CAPTURE(T);

@@ -27,12 +27,6 @@ Gradients backward_aten(const Inputs& in, const at::Tensor& dg) {
   return {.dy = -dg * rate * at::sigmoid(in.y), .drate = -dg * rate * at::softplus(in.y)};  // (eq. 3, 4)
 }
 
-Projection projection_of(const at::Tensor& a, const at::Tensor& log_rate, const at::Tensor& bias,
-                         std::optional<double> lower_bound) {
-  return {
-      .a = a, .rate = log_rate.to(at::kFloat).exp(), .bias = bias.to(at::kFloat), .lower_bound = lower_bound};
-}
-
 Inputs inputs_of(const at::Tensor& a, const at::Tensor& log_rate, const at::Tensor& bias,
                  std::optional<double> lower_bound) {
   const at::ScalarType type = accumulation_type(a.scalar_type());
@@ -58,7 +52,6 @@ class DecayGateFunction : public torch::autograd::Function<DecayGateFunction> {
     ctx->saved_data["rate_sink"] = rate_weight.sink;
     ctx->saved_data["bias_sink"] = bias_weight.sink;
     ctx->saved_data["lower_bound"] = lower_bound;
-    if (on_kernel_path(a)) return forward_kernel(projection_of(a, log_rate, bias, lower_bound));
     const Inputs in = inputs_of(a, log_rate, bias, lower_bound);
     const at::Tensor g = uses_loops(a) ? forward_cpu(in) : forward_aten(in);
     return g.view(a.sizes());
@@ -68,22 +61,14 @@ class DecayGateFunction : public torch::autograd::Function<DecayGateFunction> {
                                                  const torch::autograd::variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor& a = saved[0];
-    const auto lower_bound = ctx->saved_data["lower_bound"].toOptional<double>();
+    const Inputs in = inputs_of(a, saved[1], saved[2], ctx->saved_data["lower_bound"].toOptional<double>());
+    const at::Tensor dg = gradients[0].reshape(in.y.sizes()).contiguous();  // [N, HV, K]
+    const Gradients out = uses_loops(a) ? backward_cpu(in, dg) : backward_aten(in, dg);
     const auto deliver = [&](const char* sink, size_t input, const auto& sum) -> at::Tensor {
       const at::Tensor target = ctx->saved_data[sink].toTensor();
       if (!target.defined() && !ctx->needs_input_grad(input)) return {};
       return deliver_gradient(target, sum(), saved[input].scalar_type());
     };
-    if (on_kernel_path(a)) {
-      const KernelGradients out =
-          backward_kernel(projection_of(a, saved[1], saved[2], lower_bound), gradients[0]);
-      const at::Tensor dlog_rate = deliver("rate_sink", 1, [&] { return out.drate.sum(1); });
-      const at::Tensor dbias = deliver("bias_sink", 2, [&] { return out.dbias; });
-      return {out.da, dlog_rate, dbias, {}, {}, {}, {}};
-    }
-    const Inputs in = inputs_of(a, saved[1], saved[2], lower_bound);
-    const at::Tensor dg = gradients[0].reshape(in.y.sizes()).contiguous();  // [N, HV, K]
-    const Gradients out = uses_loops(a) ? backward_cpu(in, dg) : backward_aten(in, dg);
     const at::Tensor dlog_rate = deliver("rate_sink", 1, [&] { return sum_per_head(out.drate); });
     const at::Tensor dbias = deliver("bias_sink", 2, [&] { return sum_rows(out.dy.flatten(1)); });  // (eq. 7)
     return {out.dy.view(a.sizes()).to(a.scalar_type()), dlog_rate, dbias, {}, {}, {}, {}};

@@ -1,5 +1,5 @@
-// The implementations behind ops/decay_gate.h: loops for float32 and float64 on CPU, kernels for a decay per
-// channel on CUDA, ATen for everything else. Tests hold one against the other.
+// The two implementations behind ops/decay_gate.h: loops for float32 and float64 on CPU, ATen for everything
+// else. Tests hold one against the other.
 #pragma once
 
 #include <optional>
@@ -27,24 +27,5 @@ at::Tensor forward_cpu(const Inputs& in);
 Gradients backward_cpu(const Inputs& in, const at::Tensor& dg);
 at::Tensor forward_aten(const Inputs& in);
 Gradients backward_aten(const Inputs& in, const at::Tensor& dg);
-
-/// What the CUDA kernels (kernels/decay_gate.h) take: the projection before any arithmetic.
-struct Projection {
-  at::Tensor a;                       // [N, HV, K] bf16 or fp32
-  at::Tensor rate;                    // [HV] fp32, exp(A)
-  at::Tensor bias;                    // [HV * K] fp32
-  std::optional<double> lower_bound;  // c
-};
-
-struct KernelGradients {
-  at::Tensor da;     // [N, HV, K] dtype of a
-  at::Tensor dbias;  // [HV * K] fp32
-  at::Tensor drate;  // [HV, K] fp32, summed over the tokens
-};
-
-/// Whether the kernels take this projection.
-bool on_kernel_path(const at::Tensor& a);
-at::Tensor forward_kernel(const Projection& in);
-KernelGradients backward_kernel(const Projection& in, const at::Tensor& dg);
 
 }  // namespace osdn::ops::decay_gate_detail

@@ -8,8 +8,6 @@
 // them, so no factor but those within 16 tokens ever exceeds 1. Where a decay within 16 tokens is too strong
 // for one anchor, rows are anchored at the start, columns at the end, and the pairs within are added one by
 // one.
-#include <algorithm>
-
 #include "kernels/delta_rule_channel.h"
 #include "kernels/detail/delta_rule_channel_columns.cuh"
 #include "kernels/detail/delta_rule_channel_gradients.cuh"
@@ -28,13 +26,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::weigh_pairs() const {
     if (tile > 0) __syncthreads();
     copy_scan_tiles(tile);
     copy_error(tile);
-    copy_async_commit();
-    // Needed a part later; an empty group where the state comes in more than one tile.
     if (value_tiles() == 1) copy_state(state(), args.states, 0);
-    copy_async_commit();
-    if (tile == 0) prefetch_rows();
-    copy_async_wait<1>();
-    __syncthreads();
+    arrived();
 #pragma unroll 2
     for (int block = 0; block < VT / 16; ++block) {
       uint32_t a[4];
@@ -87,8 +80,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::read_state(Rows& d_q, Rows&
       __syncthreads();
       copy_scan_tiles(tile);
       copy_state(state(), args.states, tile);
+      arrived();
     }
-    arrived();
     const auto* after = reinterpret_cast<const uint4*>(state_tile(args.d_states, tile));
 #pragma unroll 4
     for (int block = group; block < VT / 8; block += kChannelGradientThreads / kGroup) {
@@ -308,10 +301,16 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::finish_rows(Rows& d_q, Rows
 
 namespace {
 
-/// The gradients of one chunk and value head.
-template <class Part>
-__device__ void chunk_gradients(const Part& part) {
-  const DeltaRuleChannelGradientsArgs& args = part.args;
+/// Chunks where one anchor serves each sub-block, or the others: the former need fewer registers.
+template <int KP, int VT, bool kAnchored>
+__global__ void __launch_bounds__(kChannelGradientThreads, kAnchored ? 2 : 1)
+    delta_rule_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
+  using Part = ChannelGradients<KP, VT, kAnchored>;
+  extern __shared__ __align__(128) unsigned char memory[];
+  const Part part(args, shared_address(memory));
+  constexpr int kAll = (1 << kSubBlocks) - 1;
+  if ((args.anchored[part.slot] == kAll) != kAnchored) return;
+
   part.weigh_pairs();
   float sums[Part::kBlocks][4] = {};   // dQ, then the sums for the gradient of the decay
   float d_key[Part::kBlocks][4] = {};  // of the key, then with or instead of it of the write key
@@ -344,62 +343,33 @@ __device__ void chunk_gradients(const Part& part) {
   if (!part.own_write_key) part.share_dots(1, k_dots);
   const uint32_t shared_totals = part.weights(0).base;  // done with since read_d_state's barrier
   part.share_totals(shared_totals, row_totals);
-  part.share_totals(shared_totals + kSubBlocks * Part::kKeys * 4, column_totals);
+  part.share_totals(shared_totals + kSubBlocks * KP * 4, column_totals);
   __syncthreads();
-  part.finish_log_decay(sums, shared_totals, shared_totals + kSubBlocks * Part::kKeys * 4);
+  part.finish_log_decay(sums, shared_totals, shared_totals + kSubBlocks * KP * 4);
   if (part.own_write_key)
     part.store_plain(args.d_write_key, d_key);
   else
     part.store_key(d_key);
 }
 
-/// Chunks where one anchor serves each sub-block: all there are, in training.
-template <int KP, int VT>
-__global__ void __launch_bounds__(kChannelGradientThreads, 2)
-    delta_rule_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
-  extern __shared__ __align__(128) unsigned char memory[];
-  constexpr int kAll = (1 << kSubBlocks) - 1;
-  if (args.anchored[blockIdx.x] != kAll) return;
-  chunk_gradients(ChannelGradients<KP, VT, true>(args, shared_address(memory), blockIdx.x));
-}
-
-/// The others, by a few blocks that look for them.
-template <int KP, int VT>
-__global__ void __launch_bounds__(kChannelGradientThreads, 1)
-    delta_rule_strong_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
-  extern __shared__ __align__(128) unsigned char memory[];
-  constexpr int kAll = (1 << kSubBlocks) - 1;
-  const int64_t count = args.in.shape.num_chunks * args.in.shape.num_value_heads;
-  for (int64_t first = blockIdx.x; first < count; first += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    // One flag a thread; most often all of them say that there is nothing to do.
-    const int64_t own = first + static_cast<int64_t>(threadIdx.x) * gridDim.x;
-    if (__syncthreads_or(own < count && args.anchored[own] != kAll) == 0) continue;
-    for (int i = 0; i < kChannelGradientThreads; ++i) {
-      const int64_t index = first + static_cast<int64_t>(i) * gridDim.x;
-      if (index >= count) break;
-      if (args.anchored[index] == kAll) continue;
-      __syncthreads();  // shared memory is done with
-      chunk_gradients(ChannelGradients<KP, VT, false>(args, shared_address(memory), index));
-    }
-  }
+template <int KP, int VT, bool kAnchored>
+void launch_channel_gradients(const DeltaRuleChannelGradientsArgs& args, CUstream_st* stream) {
+  const int64_t blocks = args.in.shape.num_chunks * args.in.shape.num_value_heads;
+  launch_kernel(delta_rule_channel_gradients_kernel<KP, VT, kAnchored>, dim3(static_cast<unsigned>(blocks)),
+                kChannelGradientThreads, ChannelGradientMemory<KP, VT>::kBytes, args, stream);
 }
 
 }  // namespace
 
 void launch(const DeltaRuleChannelGradientsArgs& args, CUstream_st* stream) {
-  const int64_t count = args.in.shape.num_chunks * args.in.shape.num_value_heads;
-  if (count == 0) return;
+  if (args.in.shape.num_chunks * args.in.shape.num_value_heads == 0) return;
   by_key_size(args.in.shape, [&](auto padded) {
     constexpr int KP = decltype(padded)::value;
-    const bool narrow = delta_rule_padded_value_size(args.in.shape.value_size) == 64;
-    launch_kernel(
-        narrow ? delta_rule_channel_gradients_kernel<KP, 64> : delta_rule_channel_gradients_kernel<KP, 128>,
-        dim3(static_cast<unsigned>(count)), kChannelGradientThreads,
-        narrow ? ChannelGradientMemory<KP, 64>::kBytes : ChannelGradientMemory<KP, 128>::kBytes, args,
-        stream);
-    launch_kernel(delta_rule_strong_channel_gradients_kernel<KP, 64>,
-                  dim3(static_cast<unsigned>(std::min<int64_t>(count, 2 * multiprocessors()))),
-                  kChannelGradientThreads, ChannelGradientMemory<KP, 64>::kBytes, args, stream);
+    if (delta_rule_padded_value_size(args.in.shape.value_size) == 64)
+      launch_channel_gradients<KP, 64, true>(args, stream);
+    else
+      launch_channel_gradients<KP, 128, true>(args, stream);
+    launch_channel_gradients<KP, 64, false>(args, stream);
   });
 }
 

@@ -9,13 +9,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # Spilled bytes that are known: part of the kernel's name, architecture, bytes (stores) of its largest instantiation.
 known_spills='
 delta_rule_channel_gradients_kernel sm_90a 272
-delta_rule_channel_gradients_kernel sm_80 372
-delta_rule_strong_channel_gradients_kernel sm_90a 704
-delta_rule_strong_channel_gradients_kernel sm_80 784
+delta_rule_channel_gradients_kernel sm_80 368
 delta_rule_backward_gradients_kernel sm_80 176
 delta_rule_backward_gradients_kernel sm_90a 372
-delta_rule_channel_gradients_kernel sm_80 596
-delta_rule_channel_gradients_kernel sm_90a 588
+delta_rule_channel_gradients_kernel sm_80 368
+delta_rule_channel_gradients_kernel sm_90a 272
 delta_rule_forward_kernel sm_90a 40
 '
 portable_shared_bytes=101376

@@ -40,7 +40,6 @@ struct ChannelGradientMemory {
 template <int KP, int VT, bool kAnchored>
 struct ChannelGradients {
   using Memory = ChannelGradientMemory<KP, VT>;
-  static constexpr int kKeys = KP;
   static constexpr int kBlocks = KP / 16;  // of eight channels, a warp's
   using Rows = float[kBlocks][4];
 
@@ -67,13 +66,12 @@ struct ChannelGradients {
   const bool anchored;          // the warp's sub-block
   const uint32_t lane_address;  // of its first two channels of `row` in the tile at `base`
 
-  /// `index`: of the chunk and value head in the [M, HV, ...] arrays.
-  __device__ ChannelGradients(const DeltaRuleChannelGradientsArgs& given, uint32_t memory, int64_t index)
+  __device__ ChannelGradients(const DeltaRuleChannelGradientsArgs& given, uint32_t memory)
       : args(given),
         shape(given.in.shape),
-        place(
-            place_of(shape, index / shape.num_value_heads, static_cast<int>(index % shape.num_value_heads))),
-        slot(index),
+        place(place_of(shape, blockIdx.x / shape.num_value_heads,
+                       static_cast<int>(blockIdx.x % shape.num_value_heads))),
+        slot(place.slot(shape)),
         base(memory),
         warp(static_cast<int>(threadIdx.x) / 32),
         lane(static_cast<int>(threadIdx.x) % 32),
@@ -147,23 +145,6 @@ struct ChannelGradients {
   __device__ void copy_state(const BlockTile<KP>& target, const __nv_bfloat16* states, int tile) const {
     copy_flat_async<kChannelGradientThreads, KP * VT * 2>(target.base, state_tile(states, tile));
   }
-  /// What the second half of the block reads, on its way to the second-level cache while the first computes.
-  __device__ void prefetch_rows() const {
-    constexpr int kLine = 128;  // bytes
-    const auto prefetch = [&](const void* first, int64_t row_stride, int row_bytes) {
-      const int lines = (row_bytes + kLine - 1) / kLine;
-      for (int i = static_cast<int>(threadIdx.x); i < place.rows * lines; i += kChannelGradientThreads)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(first) +
-                                                      i / lines * row_stride + i % lines * kLine));
-    };
-    const int64_t heads = shape.num_value_heads;
-    prefetch(rows_at(args.in.q, place.token, place.key_head), args.in.q.token_stride * 2, shape.key_size * 2);
-    prefetch(rows_at(args.in.k, place.token, place.key_head), args.in.k.token_stride * 2, shape.key_size * 2);
-    if (own_write_key)
-      prefetch(rows_at(args.in.write_key, place.token, place.head), args.in.write_key.token_stride * 2,
-               shape.key_size * 2);
-    prefetch(chunk_of(args.log_decay, shape.key_size), heads * shape.key_size * 4, shape.key_size * 4);
-  }
   __device__ static void arrived() {
     copy_async_commit();
     copy_async_wait<0>();
@@ -171,7 +152,7 @@ struct ChannelGradients {
   }
 
   /// Products of dO and F with E: the weights dP and dM (eq. 8) and, on the diagonal, the gradient of beta.
-  /// Half of the warps take dO, half F.
+  /// Half of the warps take dO, half F. The state is there at the end where it comes in one tile.
   __device__ void weigh_pairs() const;
 
   /// What reads the state: scale dO S^T and -beta F S^T, and with the latter dV = beta F; and the sums over

@@ -6,7 +6,6 @@
 #include <cuda_bf16.h>
 
 #include "base/cuda.h"
-#include "kernels/common/activation.cuh"
 #include "kernels/common/warp.cuh"
 
 namespace osdn::kernels {
@@ -104,7 +103,7 @@ __global__ void __launch_bounds__(Threads, 1024 / Threads)
   float sum = 0;
   part.for_each([&](int64_t, const float(&values)[V]) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) sum += fast_exp(values[i] - largest);
+    for (int i = 0; i < V; ++i) sum += __expf(values[i] - largest);
   });
   sum = block_reduce<Threads>(sum, buffers[1], [](float a, float b) { return a + b; });
   if (threadIdx.x == 0 && args.loss != nullptr)
@@ -118,7 +117,7 @@ __global__ void __launch_bounds__(Threads, 1024 / Threads)
     const int hit = distance >= 0 && distance < V ? static_cast<int>(distance) : V;
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      gradient[i] = factor * fast_exp(values[i] - largest);
+      gradient[i] = factor * __expf(values[i] - largest);
       if (i == hit) gradient[i] -= scale;  // (eq. 3)
     }
     store_row<T, V>(part.row + column, gradient, true);

@@ -56,9 +56,7 @@ struct ShortConvForwardArgs {
 struct ShortConvPart {
   const void* data = nullptr;  // [N, end - end of the part before]; null: zeros
   int64_t token_stride = 0;    // a multiple of kShortConvChannels
-  const void* more = nullptr;  // added to it, likewise
-  int64_t more_stride = 0;
-  int64_t end = 0;  // a multiple of kShortConvChannels
+  int64_t end = 0;             // a multiple of kShortConvChannels
 };
 
 struct ShortConvBackwardArgs {

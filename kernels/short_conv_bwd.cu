@@ -62,26 +62,6 @@ struct OpenGradients {
   }
 };
 
-/// The part that holds a channel, its arrays at that channel; null where absent.
-__device__ inline ShortConvPart part_of(const ShortConvBackwardArgs& args, int64_t channel) {
-  int number = 0;
-  while (channel >= args.d_y[number].end) ++number;
-  ShortConvPart part = args.d_y[number];
-  const int64_t column = channel - (number == 0 ? 0 : args.d_y[number - 1].end);
-  const int64_t bytes = column * (args.in.bf16 ? 2 : 4);
-  if (part.data != nullptr) part.data = static_cast<const char*>(part.data) + bytes;
-  if (part.more != nullptr) part.more = static_cast<const char*>(part.more) + bytes;
-  return part;
-}
-
-template <typename T>
-__device__ void add_row(const T* source, float (&sum)[V]) {
-  float values[V];
-  load_row<T, V>(source).unpack(values);
-#pragma unroll
-  for (int i = 0; i < V; ++i) sum[i] += values[i];
-}
-
 /// dsum = dy silu'(sum) (eq. 3)
 template <typename T, int W>
 __device__ void sum_gradient(const Walk<T, W>& walk, const float (&taps)[W][V], const float (&x)[V],
@@ -97,7 +77,7 @@ __device__ void sum_gradient(const Walk<T, W>& walk, const float (&taps)[W][V], 
 template <typename T, int W>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const __grid_constant__ ShortConvBackwardArgs args, int tile, bool wide) {
-  using Queue = RowQueue<T, 3>;  // x, dy and what is added to it
+  using Queue = RowQueue<T, 2>;  // x, dy
   __shared__ typename Queue::Storage storage;
   const ShortConvInputs& in = args.in;
   const int64_t channel = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * V;
@@ -107,16 +87,16 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t sequence = sequence_of(in.offsets, in.num_sequences, first);
   const unsigned lanes = __ballot_sync(0xffffffffu, channel < in.num_channels);
   if (channel >= in.num_channels) return;
-  const ShortConvPart part = part_of(args, channel);
-  const T* dy = static_cast<const T*>(part.data);
-  const T* more = static_cast<const T*>(part.more);
+  int part = 0;
+  while (channel >= args.d_y[part].end) ++part;
+  const int64_t part_begin = part == 0 ? 0 : args.d_y[part - 1].end;
+  const int64_t dy_stride = args.d_y[part].token_stride;
+  const T* dy = static_cast<const T*>(args.d_y[part].data);
   const bool has_dy = dy != nullptr;
-  const bool has_more = more != nullptr;
   Queue queue{.storage = storage,
               .arrays = {static_cast<const T*>(in.x) + first * in.x_stride + channel,
-                         has_dy ? dy + first * part.token_stride : nullptr,
-                         has_more ? more + first * part.more_stride : nullptr},
-              .strides = {in.x_stride, part.token_stride, part.more_stride},
+                         has_dy ? dy + first * dy_stride + channel - part_begin : nullptr},
+              .strides = {in.x_stride, dy_stride},
               .num_rows = num_rows,
               .wide = wide,
               .lanes = lanes};
@@ -133,7 +113,6 @@ __global__ void __launch_bounds__(kThreads)
     float dsum[V] = {};
     load_row<T, V>(queue.place(0, batch, u)).unpack(input);
     if (has_dy) load_row<T, V>(queue.place(1, batch, u)).unpack(dsum);
-    if (has_more) add_row<T>(queue.place(2, batch, u), dsum);
     sum_gradient<T, W>(walk, taps, input, dsum);
     if (own) {  // (eq. 5)
 #pragma unroll
@@ -201,7 +180,9 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= in.num_sequences * groups) return;
   const int64_t channel = index % groups * V;
-  const ShortConvPart part = part_of(args, channel);
+  int part = 0;
+  while (channel >= args.d_y[part].end) ++part;
+  const int64_t part_begin = part == 0 ? 0 : args.d_y[part - 1].end;
   const int64_t sequence = index / groups;
   float taps[W][V];
   load_taps<W>(in, channel, taps);
@@ -215,8 +196,8 @@ __global__ void __launch_bounds__(kThreads)
     float input[V];
     float dsum[V] = {};
     load_vector<T>(in.x, token * in.x_stride + channel, input);
-    if (part.data != nullptr) load_vector<T>(part.data, token * part.token_stride, dsum);
-    if (part.more != nullptr) add_row<T>(static_cast<const T*>(part.more) + token * part.more_stride, dsum);
+    if (args.d_y[part].data != nullptr)
+      load_vector<T>(args.d_y[part].data, token * args.d_y[part].token_stride + channel - part_begin, dsum);
     sum_gradient<T, W>(walk, taps, input, dsum);
 #pragma unroll
     for (int i = 0; i < V; ++i)
@@ -251,8 +232,7 @@ void launch(const ShortConvBackwardArgs& args, CUstream_st* stream) {
   bool wide = detail::pairs_aligned(in.x, in.x_stride);
   for (int part = 0; part < args.num_parts; ++part)
     wide = wide && args.d_y[part].end % (2 * detail::V) == 0 &&
-           detail::pairs_aligned(args.d_y[part].data, args.d_y[part].token_stride) &&
-           detail::pairs_aligned(args.d_y[part].more, args.d_y[part].more_stride);
+           detail::pairs_aligned(args.d_y[part].data, args.d_y[part].token_stride);
   detail::dispatch(in, [&](auto zero, auto taps) {
     using T = decltype(zero);
     constexpr int W = decltype(taps)::value;

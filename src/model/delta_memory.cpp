@@ -72,14 +72,13 @@ DeltaMemory::DeltaMemory(const config::Model& config, const std::string& prefix,
 at::Tensor DeltaMemory::forward(const Input& input, MixerCall& call) const {
   ops::PrecondScanOutput scan;
   if (preconditioner_) {
-    scan =
-        preconditioner_->forward({.x = input.x,
-                                  .k = input.scan_k.defined() ? input.scan_k.view(input.k.sizes()) : input.k,
-                                  .beta = input.beta,
-                                  .log_decay = input.log_decay,
-                                  .carried = call.state ? call.state->scale : at::Tensor(),
-                                  .sequences = call.sequences,
-                                  .collect_statistics = call.collect_statistics});
+    scan = preconditioner_->forward({.x = input.x,
+                                     .k = input.k,
+                                     .beta = input.beta,
+                                     .log_decay = input.log_decay,
+                                     .carried = call.state ? call.state->scale : at::Tensor(),
+                                     .sequences = call.sequences,
+                                     .collect_statistics = call.collect_statistics});
     call.statistics = scan.statistics;
   } else if (call.collect_statistics) {
     call.statistics = ops::plain_residual_stats(input.k, input.beta, l2_normalize_);

@@ -30,7 +30,6 @@ class DeltaMemory {
     at::Tensor x;          // [N, D] the layer's normalised input, read by the own gate of OSDN-APF
     at::Tensor q;          // [N, H, K]
     at::Tensor k;          // [N, H, K]
-    at::Tensor scan_k;     // [N, HK] k once more, for the preconditioner to read; undefined: k itself
     at::Tensor v;          // [N, HV, V]
     at::Tensor beta;       // [N, HV] fp32
     at::Tensor log_decay;  // [N, HV] or [N, HV, K] fp32, undefined: no decay
@@ -38,9 +37,6 @@ class DeltaMemory {
   /// Returns what the queries read, [N, HV, V]. Takes recurrent state and d from call.state and replaces
   /// them.
   at::Tensor forward(const Input& input, MixerCall& call) const;
-
-  /// Whether k has two readers.
-  bool preconditioned() const { return preconditioner_.has_value(); }
 
  private:
   bool l2_normalize_;

@@ -19,8 +19,7 @@ struct Settings : torch::CustomClassHolder {
   bool silu = true;
   std::vector<int64_t> widths;  // of the pieces of y
   int64_t rest = 0;             // R
-  std::optional<size_t> shared;
-  at::Tensor sink;  // of the weight, or undefined
+  at::Tensor sink;              // of the weight, or undefined
 };
 using SettingsPtr = c10::intrusive_ptr<Settings>;
 
@@ -45,7 +44,7 @@ at::Tensor side_by_side(const std::vector<at::Tensor>& pieces, const std::vector
 
 class ShortConvFunction : public torch::autograd::Function<ShortConvFunction> {
  public:
-  // Outputs: the pieces of y, the final state, the shared piece and the rest where there are such.
+  // Outputs: the pieces of y, the final state, the rest where there is one.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
                                                 const at::Tensor& input, const at::Tensor& value,
                                                 const std::optional<at::Tensor>& history,
@@ -67,10 +66,6 @@ class ShortConvFunction : public torch::autograd::Function<ShortConvFunction> {
     torch::autograd::variable_list outputs = {out.y};
     if (settings->widths.size() > 1) outputs = out.y.split_with_sizes(settings->widths, 1);
     outputs.push_back(out.final_state);
-    if (settings->shared) {
-      const at::Tensor piece = outputs[*settings->shared];
-      outputs.push_back(piece.narrow(0, 0, piece.size(0)));
-    }
     if (settings->rest > 0) outputs.push_back(input.narrow(1, num_channels, settings->rest));
     return outputs;
   }
@@ -88,17 +83,16 @@ class ShortConvFunction : public torch::autograd::Function<ShortConvFunction> {
     const int64_t num_channels = value.size(0);
     const at::Tensor x = saved[0].narrow(1, 0, num_channels);
     const auto num_parts = static_cast<std::ptrdiff_t>(settings.widths.size());
-    std::vector<at::Tensor> dy(gradients.begin(), gradients.begin() + num_parts);
+    const std::vector<at::Tensor> dy(gradients.begin(), gradients.begin() + num_parts);
     const at::Tensor dfinal = gradients[settings.widths.size()];
-    const at::Tensor dshared = settings.shared ? gradients[settings.widths.size() + 1] : at::Tensor();
     const at::Tensor drest = settings.rest > 0 ? gradients.back() : at::Tensor();
     const bool needs_weight = settings.sink.defined() || ctx->needs_input_grad(1);
     if (on_kernel_path(x, value, settings.widths)) {
       result[0] = at::empty(saved[0].sizes(), x.options());  // [N, D + R]
       if (saved[2].defined()) result[2] = at::empty(saved[2].sizes(), x.options());
-      const at::Tensor dw = backward_kernel({x, value, saved[2], settings.sequences, settings.silu}, dy,
-                                            settings.widths, dshared, settings.shared.value_or(0), dfinal,
-                                            result[0].narrow(1, 0, num_channels), result[2], settings.sink);
+      const at::Tensor dw =
+          backward_kernel({x, value, saved[2], settings.sequences, settings.silu}, dy, settings.widths,
+                          dfinal, result[0].narrow(1, 0, num_channels), result[2], settings.sink);
       if (dw.defined() && needs_weight) result[1] = dw.to(value.scalar_type());
       if (settings.rest > 0) {
         const at::Tensor columns = result[0].narrow(1, num_channels, settings.rest);
@@ -108,10 +102,6 @@ class ShortConvFunction : public torch::autograd::Function<ShortConvFunction> {
           columns.zero_();
       }
       return result;
-    }
-    if (dshared.defined()) {
-      at::Tensor& piece = dy[*settings.shared];
-      piece = piece.defined() ? piece + dshared : dshared;
     }
     const Inputs in = make_inputs(x, value, saved[2], settings);
     const at::Tensor whole = side_by_side(dy, settings.widths, x);
@@ -148,8 +138,6 @@ ShortConvOutput short_conv(const ShortConvArgs& args) {
   settings->silu = args.silu;
   settings->widths = args.parts.empty() ? std::vector<int64_t>{num_channels} : args.parts;
   settings->rest = args.rest;
-  settings->shared = args.shared;
-  OSDN_ASSERT(!args.shared || *args.shared < args.parts.size(), "short_conv: there is no such part to share");
   settings->sink = args.weight.sink;
   const int64_t width = std::accumulate(settings->widths.begin(), settings->widths.end(), int64_t{0});
   if (width != num_channels)
@@ -160,7 +148,6 @@ ShortConvOutput short_conv(const ShortConvArgs& args) {
   const size_t num_parts = settings->widths.size();
   ShortConvOutput out;
   out.final_state = outputs[num_parts];
-  if (args.shared) out.shared = outputs[num_parts + 1];
   if (args.rest > 0) out.rest = outputs.back();
   if (args.parts.empty())
     out.y = outputs[0];

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "ops/sequences.h"
@@ -24,14 +23,12 @@ struct ShortConvArgs {
   std::vector<int64_t>
       parts;         // widths, D in all, of the pieces of y: queries, keys, values; empty: one piece
   int64_t rest = 0;  // R, the last columns of a projection that are not convolved
-  std::optional<size_t> shared;  // the part that two ops read: handed out twice, their gradients added here
 };
 
 struct ShortConvOutput {
   at::Tensor y;                   // [N, D]; undefined where parts were asked for
   std::vector<at::Tensor> parts;  // [N, width] each
   at::Tensor rest;                // [N, R] as they came; undefined where R is 0
-  at::Tensor shared;              // the shared part once more; undefined without one
   at::Tensor final_state;  // [S, D, W] the last W inputs of each sequence, zeros or history left of its start
 };
 

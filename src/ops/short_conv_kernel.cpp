@@ -71,9 +71,8 @@ Outputs forward_kernel(const KernelInputs& inputs) {
 }
 
 at::Tensor backward_kernel(const KernelInputs& inputs, const std::vector<at::Tensor>& dy,
-                           const std::vector<int64_t>& widths, const at::Tensor& more, size_t shared,
-                           const at::Tensor& dfinal, const at::Tensor& dx, const at::Tensor& dhistory,
-                           const at::Tensor& sink) {
+                           const std::vector<int64_t>& widths, const at::Tensor& dfinal, const at::Tensor& dx,
+                           const at::Tensor& dhistory, const at::Tensor& sink) {
   namespace detail = short_conv_kernel_detail;
   const detail::Held held(inputs);
   const at::TensorOptions fp32 = held.x.options().dtype(at::kFloat);
@@ -101,11 +100,6 @@ at::Tensor backward_kernel(const KernelInputs& inputs, const std::vector<at::Ten
     args.d_y[i] = {.data = detail::pointer(rows[i]),
                    .token_stride = rows[i].defined() ? rows[i].stride(0) : 0,
                    .end = end};
-  }
-  const at::Tensor added = more.defined() ? detail::readable(more) : at::Tensor();
-  if (added.defined()) {
-    args.d_y[shared].more = detail::pointer(added);
-    args.d_y[shared].more_stride = added.stride(0);
   }
   launch(args, current_stream());
   if (!writable.is_same(dx)) dx.copy_(writable);

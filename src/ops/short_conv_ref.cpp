@@ -27,11 +27,10 @@ ShortConvOutput short_conv_ref(const ShortConvArgs& args) {
   }
   const at::Tensor final_state =
       states.empty() ? at::zeros({0, num_channels, num_taps}, x.options()) : at::stack(states);
-  ShortConvOutput out{.y = at::cat(y), .parts = {}, .rest = {}, .shared = {}, .final_state = final_state};
+  ShortConvOutput out{.y = at::cat(y), .parts = {}, .rest = {}, .final_state = final_state};
   if (args.rest > 0) out.rest = args.x.narrow(1, num_channels, args.rest);
   if (args.parts.empty()) return out;
   out.parts = out.y.split_with_sizes(args.parts, 1);
-  if (args.shared) out.shared = out.parts[*args.shared];
   out.y = at::Tensor();
   return out;
 }

@@ -1,7 +1,6 @@
 // Calls of the short convolution that its tests share.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,7 +22,6 @@ struct Shape {
   bool silu = true;
   std::vector<int64_t> parts = {};
   int64_t rest = 0;
-  std::optional<size_t> shared = {};
 };
 
 inline ops::ShortConvArgs make_args(const Shape& shape, const Tensors& inputs, const Tensors& sinks) {
@@ -35,7 +33,6 @@ inline ops::ShortConvArgs make_args(const Shape& shape, const Tensors& inputs, c
   args.silu = shape.silu;
   args.parts = shape.parts;
   args.rest = shape.rest;
-  args.shared = shape.shared;
   return args;
 }
 
@@ -56,7 +53,6 @@ inline OpCase make_case(const Shape& shape) {
     Tensors outputs = out.parts;
     if (out.y.defined()) outputs.push_back(out.y);
     outputs.push_back(out.final_state);
-    if (out.shared.defined()) outputs.push_back(out.shared);
     if (out.rest.defined()) outputs.push_back(out.rest);
     return outputs;
   };

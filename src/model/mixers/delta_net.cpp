@@ -1,6 +1,5 @@
 #include "model/mixers/delta_net.h"
 
-#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -72,9 +71,9 @@ class DeltaNet final : public Mixer {
     if (max_beta_ != 1.0) beta = beta * max_beta_;
     if (beta.scalar_type() != at::kDouble) beta = beta.to(at::kFloat);
 
-    const at::Tensor read = memory_.forward(
-        {.x = x, .q = q, .k = k, .scan_k = convolved.scan_k, .v = v, .beta = beta}, call);  // [N, H, V]
-    at::Tensor normalized;                                                                  // [N, H, V]
+    const at::Tensor read =
+        memory_.forward({.x = x, .q = q, .k = k, .v = v, .beta = beta}, call);  // [N, H, V]
+    at::Tensor normalized;                                                      // [N, H, V]
     if (gate_proj_.defined()) {
       const at::Tensor gate = ops::linear(x, gate_proj_).unflatten(1, {num_heads_, value_dim_});
       normalized = ops::gated_rms_norm(read, gate, out_norm_, norm_eps_, ops::GateActivation::kSwish);
@@ -86,11 +85,10 @@ class DeltaNet final : public Mixer {
 
  private:
   struct Convolved {
-    at::Tensor q;       // [N, HK]
-    at::Tensor k;       // [N, HK]
-    at::Tensor scan_k;  // [N, HK] k once more; undefined without a preconditioner
-    at::Tensor v;       // [N, HV]
-    at::Tensor beta;    // [N, H] before the sigmoid, not convolved
+    at::Tensor q;     // [N, HK]
+    at::Tensor k;     // [N, HK]
+    at::Tensor v;     // [N, HV]
+    at::Tensor beta;  // [N, H] before the sigmoid, not convolved
   };
 
   // projected [N, 2HK + HV + H]
@@ -99,20 +97,14 @@ class DeltaNet final : public Mixer {
     const int64_t values = num_heads_ * value_dim_;
     const at::Tensor history = call.state ? call.state->conv : at::Tensor();  // [S, 2HK + HV, W]
     if (qk_activation_ == config::QkActivation::kSilu) {
-      const ops::ShortConvOutput all =
-          ops::short_conv({.x = projected,
-                           .weight = conv_,
-                           .initial_state = history,
-                           .sequences = call.sequences,
-                           .parts = {keys, keys, values},
-                           .rest = num_heads_,
-                           .shared = memory_.preconditioned() ? std::optional<size_t>(1) : std::nullopt});
+      const ops::ShortConvOutput all = ops::short_conv({.x = projected,
+                                                        .weight = conv_,
+                                                        .initial_state = history,
+                                                        .sequences = call.sequences,
+                                                        .parts = {keys, keys, values},
+                                                        .rest = num_heads_});
       if (call.state) call.state->conv = all.final_state.detach();
-      return {.q = all.parts[0],
-              .k = all.parts[1],
-              .scan_k = qk_norm_ == config::QkNorm::kSum ? at::Tensor() : all.shared,
-              .v = all.parts[2],
-              .beta = all.rest};
+      return {.q = all.parts[0], .k = all.parts[1], .v = all.parts[2], .beta = all.rest};
     }
     // Queries and keys pass a linear convolution, then their own activation.
     const auto part = [&](const at::Tensor& whole, int64_t begin, int64_t end) {
@@ -132,7 +124,6 @@ class DeltaNet final : public Mixer {
     const at::Tensor active = activated(qk.y, qk_activation_);  // [N, 2HK]
     return {.q = active.narrow(1, 0, keys),
             .k = active.narrow(1, keys, keys),
-            .scan_k = {},
             .v = v.y,
             .beta = projected.narrow(1, 2 * keys + values, num_heads_)};
   }

@@ -1,6 +1,5 @@
 #include "model/mixers/gated_delta_net.h"
 
-#include <optional>
 #include <string>
 
 #include "model/delta_memory.h"
@@ -50,8 +49,7 @@ class GatedDeltaNet final : public Mixer {
                          .initial_state = call.state ? call.state->conv : at::Tensor(),
                          .sequences = call.sequences,
                          .parts = {keys, keys, values},
-                         .rest = output_gate_ ? values : 0,
-                         .shared = memory_.preconditioned() ? std::optional<size_t>(1) : std::nullopt});
+                         .rest = output_gate_ ? values : 0});
     if (call.state) call.state->conv = conv.final_state.detach();
     const at::Tensor gates = ops::linear(x, gates_proj_);  // [N, 2HV]: decay, beta
     const at::ScalarType wide = accumulation_type(x.scalar_type());
@@ -63,7 +61,6 @@ class GatedDeltaNet final : public Mixer {
     const at::Tensor read = memory_.forward({.x = x,
                                              .q = conv.parts[0].unflatten(1, {num_heads_, key_dim_}),
                                              .k = conv.parts[1].unflatten(1, {num_heads_, key_dim_}),
-                                             .scan_k = conv.shared,
                                              .v = conv.parts[2].unflatten(1, {num_value_heads_, value_dim_}),
                                              .beta = beta,
                                              .log_decay = log_decay},

@@ -53,8 +53,7 @@ class Kda final : public Mixer {
                          .initial_state = call.state ? call.state->conv : at::Tensor(),
                          .sequences = call.sequences,
                          .parts = {keys, keys, values},
-                         .rest = 2 * rank_ + num_value_heads_,
-                         .shared = memory_.preconditioned() ? std::optional<size_t>(1) : std::nullopt});
+                         .rest = 2 * rank_ + num_value_heads_});
     if (call.state) call.state->conv = conv.final_state.detach();
     const at::ScalarType wide = accumulation_type(x.scalar_type());
     at::Tensor beta = at::sigmoid(conv.rest.narrow(1, 2 * rank_, num_value_heads_).to(wide));  // [N, HV]
@@ -66,7 +65,6 @@ class Kda final : public Mixer {
     const at::Tensor read = memory_.forward({.x = x,
                                              .q = conv.parts[0].unflatten(1, {num_heads_, key_dim_}),
                                              .k = conv.parts[1].unflatten(1, {num_heads_, key_dim_}),
-                                             .scan_k = conv.shared,
                                              .v = conv.parts[2].unflatten(1, {num_value_heads_, value_dim_}),
                                              .beta = beta,
                                              .log_decay = log_decay},

@@ -45,13 +45,12 @@ struct KernelInputs {
 
 bool on_kernel_path(const at::Tensor& x, const at::Tensor& weight, const std::vector<int64_t>& parts);
 Outputs forward_kernel(const KernelInputs& inputs);
-/// dy: the gradients of the parts, [N, width] or undefined; more: added to that of part `shared`. Writes dx
-/// [N, D], whose rows may be strided, and the gradient of the initial state [S, D, W] where it is defined;
-/// adds the weight's to `sink`, or without one returns it, [D, 1, W] fp32.
+/// dy: the gradients of the parts, [N, width] or undefined. Writes dx [N, D], whose rows may be strided, and
+/// the gradient of the initial state [S, D, W] where it is defined; adds the weight's to `sink`, or without
+/// one returns it, [D, 1, W] fp32.
 at::Tensor backward_kernel(const KernelInputs& inputs, const std::vector<at::Tensor>& dy,
-                           const std::vector<int64_t>& widths, const at::Tensor& more, size_t shared,
-                           const at::Tensor& dfinal, const at::Tensor& dx, const at::Tensor& dhistory,
-                           const at::Tensor& sink);
+                           const std::vector<int64_t>& widths, const at::Tensor& dfinal, const at::Tensor& dx,
+                           const at::Tensor& dhistory, const at::Tensor& sink);
 
 Outputs forward_aten(const Inputs& inputs);
 Gradients backward_aten(const Inputs& inputs, const at::Tensor& dy, const at::Tensor& dfinal);

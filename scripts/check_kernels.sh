@@ -12,8 +12,6 @@ delta_rule_channel_gradients_kernel sm_90a 272
 delta_rule_channel_gradients_kernel sm_80 368
 delta_rule_backward_gradients_kernel sm_80 176
 delta_rule_backward_gradients_kernel sm_90a 372
-delta_rule_channel_gradients_kernel sm_80 368
-delta_rule_channel_gradients_kernel sm_90a 272
 delta_rule_forward_kernel sm_90a 40
 '
 portable_shared_bytes=101376

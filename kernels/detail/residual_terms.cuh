@@ -19,7 +19,7 @@ __device__ inline double neutral_residual_term(int term) {
   return merged != merged ? 0.0 : -merged;
 }
 
-/// fp32 products, logarithms and sums of at most a few hundred terms.
+/// fp32 products, logarithms and sums of at most 2,048 terms.
 struct LaneResiduals {
   int count = 0;
   float log_sum = 0;

@@ -12,7 +12,9 @@ delta_rule_channel_gradients_kernel sm_90a 272
 delta_rule_channel_gradients_kernel sm_80 368
 delta_rule_backward_gradients_kernel sm_80 176
 delta_rule_backward_gradients_kernel sm_90a 372
-delta_rule_forward_kernel sm_90a 40
+delta_rule_backward_scan_kernel sm_80 52
+delta_rule_backward_scan_kernel sm_90a 52
+delta_rule_forward_kernel sm_80 12
 '
 portable_shared_bytes=101376
 

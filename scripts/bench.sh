@@ -68,7 +68,7 @@ runs_table() {  # run directories
   echo
   echo "## Training"
   echo
-  echo "Runs of the shipped configurations, the first step left out of the rate."
+  echo "Runs of the shipped configurations, the first step left out of the rate; no q_geo where it was not collected."
   echo
   echo "| run | steps | tokens a step | first loss | last loss | last q_geo | last q_geo_plain | tokens/s, median | memory GiB |"
   echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
@@ -85,8 +85,8 @@ runs_table() {  # run directories
       END {
         n = NR - 1
         for (i = 1; i <= n; i++) for (j = i + 1; j <= n; j++) if (rate[j] < rate[i]) { t = rate[i]; rate[i] = rate[j]; rate[j] = t }
-        printf "| %s | %d | %d | %.3f | %.3f | %.3f | %.3f | %d | %.1f |\n", run, steps, tokens / steps, first, loss, q, plain,
-          rate[int((n + 1) / 2)], memory
+        printf "| %s | %d | %d | %.3f | %.3f | %s | %s | %d | %.1f |\n", run, steps, tokens / steps, first, loss,
+          q == "" ? "" : sprintf("%.3f", q), plain == "" ? "" : sprintf("%.3f", plain), rate[int((n + 1) / 2)], memory
       }
     ' "$run/metrics.jsonl"
   done

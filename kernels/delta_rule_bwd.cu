@@ -116,9 +116,8 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
 template <int KP, int Warps, Decay kDecay, class Products>
 __global__ void __launch_bounds__(Warps * 32, 1)
     delta_rule_backward_scan_kernel(const __grid_constant__ BackwardScanParams params) {
-  extern __shared__ __align__(1024) unsigned char memory[];
   if constexpr (Products::kAvailable)
-    scan_backward<KP, Warps, kDecay, Products>(params.args, shared_address(memory), params.stages);
+    scan_backward<KP, Warps, kDecay, Products>(params.args, dynamic_shared(), params.stages);
 }
 
 }  // namespace

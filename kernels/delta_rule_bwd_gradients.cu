@@ -459,8 +459,7 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
 template <int KP, int VT, bool kGated, class Products>
 __global__ void __launch_bounds__(kGradientThreads, 2)
     delta_rule_backward_gradients_kernel(const __grid_constant__ DeltaRuleBackwardGradientsArgs args) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  if constexpr (Products::kAvailable) token_gradients<KP, VT, kGated, Products>(args, shared_address(memory));
+  if constexpr (Products::kAvailable) token_gradients<KP, VT, kGated, Products>(args, dynamic_shared());
 }
 
 template <int KP, int VT, bool kGated>

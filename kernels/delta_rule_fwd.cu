@@ -139,9 +139,8 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
 template <int KP, int Warps, Decay kDecay, class Products>
 __global__ void __launch_bounds__(Warps * 32, 1)
     delta_rule_forward_kernel(const __grid_constant__ ForwardParams params) {
-  extern __shared__ __align__(1024) unsigned char memory[];
   if constexpr (Products::kAvailable)
-    scan_forward<KP, Warps, kDecay, Products>(params.args, shared_address(memory), params.stages);
+    scan_forward<KP, Warps, kDecay, Products>(params.args, dynamic_shared(), params.stages);
 }
 
 }  // namespace

@@ -110,7 +110,6 @@ __device__ void store_triangle(__nv_bfloat16* target, const Value& value, int wa
 template <int KP, bool kGated>
 __global__ void __launch_bounds__(kPrepareThreads)
     delta_rule_prepare_kernel(const __grid_constant__ DeltaRulePrepareArgs args) {
-  extern __shared__ __align__(128) unsigned char memory[];
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
   const ChunkPlace place = place_of(shape, blockIdx.x / shape.num_value_heads, head);
@@ -119,7 +118,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool own_write_key = args.in.write_key.data != nullptr;
 
-  const uint32_t base = shared_address(memory);
+  const uint32_t base = dynamic_shared();
   const RowTile<KP> q{base};
   const RowTile<KP> k{base + tile_bytes<KP>()};
   const RowTile<KP> w{own_write_key ? base + 2 * tile_bytes<KP>() : k.base};

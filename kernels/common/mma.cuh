@@ -1,5 +1,6 @@
-// Warp-level matrix products and the copies that feed them: ldmatrix, mma.sync m16n8k16, cp.async, movmatrix.
-// Everything here runs from compute capability 8.0 on.
+// The instructions of a warp that C++ has no words for: matrix products (mma.sync), the loads and copies that
+// feed them (ldmatrix, movmatrix, cp.async), shared memory by address. Everything here runs from compute
+// capability 8.0 on. tests/emulation has the same functions in C++ for a CPU.
 //
 // Fragments, for lane l with g = l / 4 and t = l % 4. An 8x8 block of 16-bit numbers is one register a lane:
 // row g, columns 2t and 2t+1. Accumulators of m16n8 are four floats: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8,
@@ -15,6 +16,19 @@ namespace osdn::kernels {
 
 __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// Address of the shared memory that a launch asks for, aligned to 1024 bytes.
+__device__ inline uint32_t dynamic_shared() {
+  extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
+  return shared_address(dynamic_shared_memory);
+}
+
+/// threadIdx.x, read anew: what copies derive from it is not kept in registers around a loop that needs them.
+__device__ inline int copying_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
 }
 
 /// Four 8x8 blocks; lanes 8i .. 8i+7 give the shared addresses of the rows of block i.
@@ -56,58 +70,19 @@ __device__ inline void mma_fp16(float (&acc)[4], const uint32_t (&a)[4], uint32_
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// A number in two parts of tf32 that hold about 22 bits of it.
-struct SplitTf32 {
-  uint32_t high;
-  uint32_t low;
+/// Rounded to tf32, to nearest.
+__device__ inline uint32_t round_tf32(float x) {
+  uint32_t out;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(x));
+  return out;
+}
 
-  __device__ explicit SplitTf32(float x) {
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(x));
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low) : "f"(x - __uint_as_float(high)));
-  }
-};
-
+/// acc += a b for m16n8k8 with tf32 operands; fragments as in mma_fp32.
 __device__ inline void mma_tf32(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// acc += a b for m16n8k8, nearly as exact as fp32. `a`: (g, t), (g+8, t), (g, t+4), (g+8, t+4); b0: (k = t,
-/// n = g), b1: (t+4, g).
-__device__ inline void mma_fp32(float (&acc)[4], const float (&a)[4], float b0, float b1) {
-  uint32_t high[4];
-  uint32_t low[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const SplitTf32 parts(a[i]);
-    high[i] = parts.high;
-    low[i] = parts.low;
-  }
-  const SplitTf32 first(b0);
-  const SplitTf32 second(b1);
-  mma_tf32(acc, low, first.high, second.high);
-  mma_tf32(acc, high, first.low, second.low);
-  mma_tf32(acc, high, first.high, second.high);
-}
-
-__device__ inline uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-
-__device__ inline uint32_t pack_fp16(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-
-__device__ inline float2 unpack_fp16(uint32_t pair) {
-  return __half22float2(reinterpret_cast<const __half2&>(pair));
-}
-
-__device__ inline float2 unpack_bf16(uint32_t pair) {
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
 /// 16 bytes from global to shared memory without passing through registers; zeros when `valid` is false.
@@ -126,6 +101,54 @@ __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group
 template <int Pending>
 __device__ inline void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+__device__ inline float4 read_shared_4(uint32_t address) {
+  float4 out;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(out.x), "=f"(out.y), "=f"(out.z), "=f"(out.w)
+               : "r"(address)
+               : "memory");
+  return out;
+}
+
+__device__ inline float2 read_shared_2(uint32_t address) {
+  float2 out;
+  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(out.x), "=f"(out.y) : "r"(address) : "memory");
+  return out;
+}
+
+__device__ inline float read_shared(uint32_t address) {
+  float out;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(out) : "r"(address) : "memory");
+  return out;
+}
+
+__device__ inline uint32_t read_shared_bits(uint32_t address) {
+  uint32_t out;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(out) : "r"(address) : "memory");
+  return out;
+}
+
+__device__ inline void write_shared(uint32_t address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+__device__ inline void write_shared_2(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+__device__ inline void write_shared_bits(uint32_t address, uint32_t bits) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
+}
+
+__device__ inline uint4 read_shared_piece(uint32_t address) {
+  uint4 out;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(out.x), "=r"(out.y), "=r"(out.z), "=r"(out.w)
+               : "r"(address)
+               : "memory");
+  return out;
 }
 
 }  // namespace osdn::kernels

@@ -7,7 +7,7 @@
 // go out and come back without a transposition. Workspaces use it.
 #pragma once
 
-#include "kernels/common/mma.cuh"
+#include "kernels/common/fragments.cuh"
 
 namespace osdn::kernels {
 
@@ -73,13 +73,6 @@ __device__ void load_a_of_columns(uint32_t (&out)[4], const Tile& tile, int m0, 
   load_blocks_transposed(out, tile.piece(k0 + (lane >> 4) * 8 + (lane & 7), m0 + ((lane >> 3) & 1) * 8));
 }
 
-/// threadIdx.x, read anew: what copies derive from it is not kept in registers around a loop that needs them.
-__device__ inline int copying_thread() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-
 /// Queues the copy of 64 rows from global memory by a block of `Threads`, zeros from row `rows` and column
 /// `columns` (a multiple of 8) on. `source` and `row_stride` (in numbers) are multiples of 16 bytes.
 template <int Threads, int Columns>
@@ -121,54 +114,6 @@ __device__ inline void copy_vector_async(uint32_t target, const float* source, i
   const int i = copying_thread() - first;
   if (i < 0 || i >= 64) return;
   copy_async_4(target + i * 4, i < count ? source + i * stride : source, i < count);
-}
-
-__device__ inline float4 read_shared_4(uint32_t address) {
-  float4 out;
-  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(out.x), "=f"(out.y), "=f"(out.z), "=f"(out.w)
-               : "r"(address)
-               : "memory");
-  return out;
-}
-
-__device__ inline float2 read_shared_2(uint32_t address) {
-  float2 out;
-  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(out.x), "=f"(out.y) : "r"(address) : "memory");
-  return out;
-}
-
-__device__ inline float read_shared(uint32_t address) {
-  float out;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(out) : "r"(address) : "memory");
-  return out;
-}
-
-__device__ inline uint32_t read_shared_bits(uint32_t address) {
-  uint32_t out;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(out) : "r"(address) : "memory");
-  return out;
-}
-
-__device__ inline void write_shared(uint32_t address, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-
-__device__ inline void write_shared_2(uint32_t address, float x, float y) {
-  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x), "f"(y) : "memory");
-}
-
-__device__ inline void write_shared_bits(uint32_t address, uint32_t bits) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
-}
-
-__device__ inline uint4 read_shared_piece(uint32_t address) {
-  uint4 out;
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(out.x), "=r"(out.y), "=r"(out.z), "=r"(out.w)
-               : "r"(address)
-               : "memory");
-  return out;
 }
 
 }  // namespace osdn::kernels

@@ -1,48 +1,12 @@
-// What the launchers of the delta rule share: limits, and the way from sizes to instantiations.
+// What the launchers of the delta rule share: the way from sizes to instantiations.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <type_traits>
 
-#include "base/cuda.h"
+#include "kernels/common/launch.h"
 #include "kernels/delta_rule.h"
 
 namespace osdn::kernels {
-
-/// Shared memory a block may have on the current device, read once.
-inline int shared_memory_limit() {
-  static const int limit = [] {
-    int device = 0;
-    int bytes = 0;
-    OSDN_CUDA_CHECK(cudaGetDevice(&device));
-    OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    return bytes;
-  }();
-  return limit;
-}
-
-/// Multiprocessors of the current device, read once.
-inline int multiprocessors() {
-  static const int count = [] {
-    int device = 0;
-    int number = 0;
-    OSDN_CUDA_CHECK(cudaGetDevice(&device));
-    OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&number, cudaDevAttrMultiProcessorCount, device));
-    return number;
-  }();
-  return count;
-}
-
-/// Queues `kernel` with `bytes` of dynamic shared memory.
-template <typename Args>
-void launch_kernel(void (*kernel)(Args), dim3 grid, int threads, int bytes, const Args& args,
-                   CUstream_st* stream) {
-  OSDN_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  kernel<<<grid, threads, bytes, stream>>>(args);
-  OSDN_CUDA_CHECK(cudaGetLastError());
-}
 
 /// Calls `call(std::integral_constant<int, KP>)`.
 template <typename Call>
@@ -51,20 +15,6 @@ void by_key_size(const DeltaRuleShape& shape, const Call& call) {
     call(std::integral_constant<int, 64>{});
   else
     call(std::integral_constant<int, 128>{});
-}
-
-/// Whether the kernels of compute capability 9.0 serve the current device, read once.
-inline bool has_warpgroups() {
-  static const bool has = [] {
-    int device = 0;
-    int major = 0;
-    int minor = 0;
-    OSDN_CUDA_CHECK(cudaGetDevice(&device));
-    OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-    return major == 9 && minor == 0;
-  }();
-  return has;
 }
 
 }  // namespace osdn::kernels

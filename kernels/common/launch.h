@@ -1,0 +1,60 @@
+// The device at hand and launches on it. tests/emulation has the same functions for a CPU.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "base/cuda.h"
+
+struct CUstream_st;
+
+namespace osdn::kernels {
+
+/// Shared memory a block may have on the current device, read once.
+inline int shared_memory_limit() {
+  static const int limit = [] {
+    int device = 0;
+    int bytes = 0;
+    OSDN_CUDA_CHECK(cudaGetDevice(&device));
+    OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return bytes;
+  }();
+  return limit;
+}
+
+/// Multiprocessors of the current device, read once.
+inline int multiprocessors() {
+  static const int count = [] {
+    int device = 0;
+    int number = 0;
+    OSDN_CUDA_CHECK(cudaGetDevice(&device));
+    OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&number, cudaDevAttrMultiProcessorCount, device));
+    return number;
+  }();
+  return count;
+}
+
+/// Whether the kernels of compute capability 9.0 serve the current device, read once.
+inline bool has_warpgroups() {
+  static const bool has = [] {
+    int device = 0;
+    int major = 0;
+    int minor = 0;
+    OSDN_CUDA_CHECK(cudaGetDevice(&device));
+    OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    return major == 9 && minor == 0;
+  }();
+  return has;
+}
+
+/// Queues `kernel` with `bytes` of dynamic shared memory.
+template <typename Args>
+void launch_kernel(void (*kernel)(Args), dim3 grid, int threads, int bytes, const Args& args,
+                   CUstream_st* stream) {
+  OSDN_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  kernel<<<grid, threads, bytes, stream>>>(args);
+  OSDN_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace osdn::kernels

@@ -1,0 +1,335 @@
+// The CUDA kernels of the delta rule, run on the CPU (tests/emulation/cuda_on_cpu.h), against the token
+// recurrence and its reverse in float64 (docs/ops/delta_rule.md eq. 1-3).
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/delta_rule.h"
+#include "tests/emulation/cuda_on_cpu.h"
+#include "tests/support/catch.h"
+
+namespace osdn::kernels::delta_rule_kernels_test {
+
+using Numbers = std::vector<double>;
+
+/// Memory as the kernels take it: aligned, NaN until written.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(size_t size) : size_(size), bytes_(size * sizeof(T) + 256, 0xff) {
+    data_ = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(bytes_.data()) + 255) / 256 * 256);
+  }
+  T* get() const { return data_; }
+  T& operator[](size_t i) const { return data_[i]; }
+  size_t size() const { return size_; }
+  Numbers numbers() const {
+    Numbers out(size_);
+    for (size_t i = 0; i < size_; ++i) out[i] = static_cast<float>(data_[i]);
+    return out;
+  }
+
+ private:
+  size_t size_;
+  std::vector<unsigned char> bytes_;
+  T* data_;
+};
+using Halves = Buffer<__nv_bfloat16>;
+using Floats = Buffer<float>;
+
+struct Shape {
+  int tokens, heads, key_size, value_size;
+};
+struct Options {
+  bool gated = false;
+  bool write_key = false;
+  bool portable = false;
+  double upstream = 1;  // size of the gradients that come in
+};
+
+double relative_error(const Numbers& actual, const Numbers& expected) {
+  double difference = 0;
+  double norm = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    difference += (actual[i] - expected[i]) * (actual[i] - expected[i]);
+    norm += expected[i] * expected[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+/// One sequence. Inputs, and what the recurrence makes of them.
+struct Problem {
+  Shape shape;
+  Options options;
+  size_t rows;  // tokens times heads
+  size_t state_size;
+  Halves q, k, v, write_key, d_o;
+  Floats beta, log_decay, initial, d_final;
+  double scale = 0.1;
+  // Expected.
+  Numbers o, final_state, d_q, d_k, d_v, d_write_key, d_beta, d_log_decay, d_initial;
+
+  Problem(const Shape& given, const Options& of)
+      : shape(given),
+        options(of),
+        rows(static_cast<size_t>(given.tokens) * given.heads),
+        state_size(static_cast<size_t>(given.heads) * given.key_size * given.value_size),
+        q(rows * given.key_size),
+        k(q.size()),
+        v(rows * given.value_size),
+        write_key(q.size()),
+        d_o(v.size()),
+        beta(rows),
+        log_decay(rows),
+        initial(state_size),
+        d_final(state_size) {
+    std::mt19937 random(7);
+    std::normal_distribution<double> normal;
+    std::uniform_real_distribution<double> uniform;
+    for (const Halves* x : {&q, &k, &v})
+      for (size_t i = 0; i < x->size(); ++i) (*x)[i] = __float2bfloat16(static_cast<float>(normal(random)));
+    for (size_t i = 0; i < d_o.size(); ++i)
+      d_o[i] = __float2bfloat16(static_cast<float>(normal(random) * options.upstream));
+    for (size_t i = 0; i < state_size; ++i) {
+      initial[i] = static_cast<float>(normal(random));
+      d_final[i] = static_cast<float>(normal(random) * options.upstream);
+    }
+    for (size_t row = 0; row < rows; ++row) {
+      beta[row] = static_cast<float>(1 / (1 + std::exp(-normal(random))));
+      log_decay[row] = static_cast<float>(-0.3 * std::abs(normal(random)));
+      const double norm = std::sqrt(squares(k, row));
+      for (size_t i = row * shape.key_size; i < (row + 1) * shape.key_size; ++i)
+        write_key[i] = __float2bfloat16(
+            static_cast<float>(__bfloat162float(k[i]) / norm * (0.6 + 0.8 * uniform(random))));
+    }
+    o.resize(v.size());
+    d_v.resize(v.size());
+    for (Numbers* x : {&d_q, &d_k, &d_write_key}) x->resize(q.size());
+    for (Numbers* x : {&d_beta, &d_log_decay}) x->resize(rows);
+    for (Numbers* x : {&final_state, &d_initial}) x->resize(state_size);
+    for (int head = 0; head < shape.heads; ++head) recur(head);
+  }
+
+ private:
+  double squares(const Halves& x, size_t row) const {
+    double sum = 1e-6;
+    for (size_t i = row * shape.key_size; i < (row + 1) * shape.key_size; ++i)
+      sum += std::pow(static_cast<double>(__bfloat162float(x[i])), 2);
+    return sum;
+  }
+
+  void recur(int head) {
+    const int K = shape.key_size;
+    const int V = shape.value_size;
+    const auto at = [&](int token) { return static_cast<size_t>(token) * shape.heads + head; };
+    const auto row_of = [&](const Halves& x, int token, double factor) {
+      Numbers out(K);
+      for (int i = 0; i < K; ++i) out[i] = __bfloat162float(x[at(token) * K + i]) * factor;
+      return out;
+    };
+    const auto unit = [&](const Halves& x, int token) {
+      return row_of(x, token, 1 / std::sqrt(squares(x, at(token))));
+    };
+    const auto writing = [&](int token) {
+      return options.write_key ? row_of(write_key, token, 1) : unit(k, token);
+    };
+    const auto decay = [&](int token) { return options.gated ? std::exp(log_decay[at(token)]) : 1.0; };
+
+    Numbers state(initial.get() + head * K * V, initial.get() + (head + 1) * K * V);
+    std::vector<Numbers> decayed(shape.tokens);  // states that the errors are measured against
+    std::vector<Numbers> after(shape.tokens);
+    std::vector<Numbers> errors(shape.tokens, Numbers(V));
+    for (int t = 0; t < shape.tokens; ++t) {
+      const Numbers key = unit(k, t);
+      const Numbers query = unit(q, t);
+      const Numbers w = writing(t);
+      for (double& x : state) x *= decay(t);
+      decayed[t] = state;
+      for (int j = 0; j < V; ++j) {
+        double error = __bfloat162float(v[at(t) * V + j]);
+        for (int i = 0; i < K; ++i) error -= state[i * V + j] * key[i];
+        errors[t][j] = error;
+      }
+      for (int i = 0; i < K; ++i)
+        for (int j = 0; j < V; ++j) state[i * V + j] += w[i] * beta[at(t)] * errors[t][j];
+      after[t] = state;
+      for (int j = 0; j < V; ++j)
+        for (int i = 0; i < K; ++i) o[at(t) * V + j] += scale * state[i * V + j] * query[i];
+    }
+    std::copy(state.begin(), state.end(), final_state.begin() + head * K * V);
+
+    Numbers d_state(d_final.get() + head * K * V, d_final.get() + (head + 1) * K * V);
+    for (int t = shape.tokens - 1; t >= 0; --t) {
+      const size_t row = at(t);
+      const Numbers key = unit(k, t);
+      const Numbers query = unit(q, t);
+      const Numbers w = writing(t);
+      Numbers d_query(K), d_key(K), d_w(K), d_written(V);
+      for (int i = 0; i < K; ++i)
+        for (int j = 0; j < V; ++j) {
+          const double upstream = __bfloat162float(d_o[row * V + j]);
+          d_query[i] += scale * after[t][i * V + j] * upstream;
+          d_state[i * V + j] += scale * query[i] * upstream;
+        }
+      for (int i = 0; i < K; ++i)
+        for (int j = 0; j < V; ++j) {
+          d_w[i] += d_state[i * V + j] * beta[row] * errors[t][j];
+          d_written[j] += d_state[i * V + j] * w[i];
+        }
+      for (int j = 0; j < V; ++j) {
+        d_beta[row] += d_written[j] * errors[t][j];
+        d_v[row * V + j] = beta[row] * d_written[j];
+      }
+      for (int i = 0; i < K; ++i)
+        for (int j = 0; j < V; ++j) {
+          d_key[i] -= decayed[t][i * V + j] * d_v[row * V + j];
+          d_state[i * V + j] -= key[i] * d_v[row * V + j];
+        }
+      for (int i = 0; i < K * V; ++i) {
+        d_log_decay[row] += d_state[i] * decayed[t][i];
+        d_state[i] *= decay(t);
+      }
+      for (int i = 0; i < K; ++i) {
+        d_write_key[row * K + i] = d_w[i];
+        if (!options.write_key) d_key[i] += d_w[i];
+      }
+      through_norm(d_query, query, std::sqrt(squares(q, row)), &d_q[row * K]);
+      through_norm(d_key, key, std::sqrt(squares(k, row)), &d_k[row * K]);
+    }
+    std::copy(d_state.begin(), d_state.end(), d_initial.begin() + head * K * V);
+  }
+
+  static void through_norm(const Numbers& d_unit, const Numbers& unit, double norm, double* out) {
+    double along = 0;
+    for (size_t i = 0; i < unit.size(); ++i) along += unit[i] * d_unit[i];
+    for (size_t i = 0; i < unit.size(); ++i) out[i] = (d_unit[i] - unit[i] * along) / norm;
+  }
+};
+
+void check_kernels(const Shape& shape, const Options& options) {
+  CAPTURE(shape.tokens, shape.heads, shape.key_size, shape.value_size, options.gated, options.write_key,
+          options.portable, options.upstream);
+  const Problem problem(shape, options);
+  const int K = shape.key_size;
+  const int V = shape.value_size;
+  const size_t chunks = (shape.tokens + kDeltaRuleChunk - 1) / kDeltaRuleChunk;
+  const size_t matrices = chunks * shape.heads;
+  const size_t KP = delta_rule_padded_key_size(K);
+  const size_t VP = delta_rule_padded_value_size(V);
+  const std::vector<int64_t> offsets = {0, shape.tokens};
+  const std::vector<int64_t> order = {0};
+  const std::vector<int64_t> chunk_offsets = {0, static_cast<int64_t>(chunks)};
+  const std::vector<int64_t> chunk_sequences(chunks, 0);
+  const auto rows = [&](const Halves& x, int size) {
+    return DeltaRuleRows{.data = x.get(), .token_stride = int64_t{shape.heads} * size, .head_stride = size};
+  };
+  const DeltaRuleInputs in{.shape = {.offsets = offsets.data(),
+                                     .order = order.data(),
+                                     .chunk_offsets = chunk_offsets.data(),
+                                     .chunk_sequences = chunk_sequences.data(),
+                                     .num_tokens = shape.tokens,
+                                     .num_sequences = 1,
+                                     .num_chunks = static_cast<int64_t>(chunks),
+                                     .num_key_heads = shape.heads,
+                                     .num_value_heads = shape.heads,
+                                     .key_size = K,
+                                     .value_size = V},
+                           .q = rows(problem.q, K),
+                           .k = rows(problem.k, K),
+                           .v = rows(problem.v, V),
+                           .write_key = options.write_key ? rows(problem.write_key, K) : DeltaRuleRows{},
+                           .beta = problem.beta.get(),
+                           .log_decay = options.gated ? problem.log_decay.get() : nullptr,
+                           .scale = static_cast<float>(problem.scale),
+                           .portable = options.portable};
+  const Floats q_rstd(problem.rows), k_rstd(problem.rows), inverse_scale(matrices), gates(matrices * 192);
+  const Buffer<__half> inverse(matrices * 2 * kDeltaRuleTriangle);
+  const Halves pairs(matrices * kDeltaRuleTriangle), key_pairs(matrices * kDeltaRuleTriangle);
+  const DeltaRulePrepared prepared{.q_rstd = q_rstd.get(),
+                                   .k_rstd = k_rstd.get(),
+                                   .inverse = inverse.get(),
+                                   .inverse_scale = inverse_scale.get(),
+                                   .pairs = pairs.get(),
+                                   .gates = gates.get(),
+                                   .key_pairs = key_pairs.get()};
+  const Halves o(problem.v.size()), error(matrices * VP * kDeltaRuleChunk), solved(error.size());
+  const Halves states(matrices * VP * KP), d_states(states.size());
+  const Floats final_state(problem.state_size), d_initial(problem.state_size);
+  launch(DeltaRulePrepareArgs{.in = in, .out = prepared, .normalize = true}, nullptr);
+  launch(DeltaRuleForwardArgs{.in = in,
+                              .prepared = prepared,
+                              .initial_state = problem.initial.get(),
+                              .o = o.get(),
+                              .final_state = final_state.get(),
+                              .error = error.get(),
+                              .states = states.get()},
+         nullptr);
+  launch(DeltaRuleBackwardScanArgs{.in = in,
+                                   .prepared = prepared,
+                                   .d_o = rows(problem.d_o, V),
+                                   .d_final = problem.d_final.get(),
+                                   .solved = solved.get(),
+                                   .d_states = d_states.get(),
+                                   .d_initial = d_initial.get()},
+         nullptr);
+  const Halves d_q(problem.q.size()), d_k(problem.q.size()), d_v(problem.v.size());
+  const Halves d_write_key(problem.q.size());
+  const Floats d_beta(problem.rows), d_log_decay(problem.rows);
+  launch(DeltaRuleBackwardGradientsArgs{.in = in,
+                                        .prepared = prepared,
+                                        .d_o = rows(problem.d_o, V),
+                                        .error = error.get(),
+                                        .states = states.get(),
+                                        .solved = solved.get(),
+                                        .d_states = d_states.get(),
+                                        .normalize = true,
+                                        .d_q = d_q.get(),
+                                        .d_k = d_k.get(),
+                                        .d_v = d_v.get(),
+                                        .d_write_key = options.write_key ? d_write_key.get() : nullptr,
+                                        .d_beta = d_beta.get(),
+                                        .d_log_decay = d_log_decay.get()},
+         nullptr);
+  const auto check = [](const std::string& name, const Numbers& actual, const Numbers& expected) {
+    INFO(name);
+    CHECK(relative_error(actual, expected) <= 1e-2);  // NaN fails
+  };
+  check("o", o.numbers(), problem.o);
+  check("final_state", final_state.numbers(), problem.final_state);
+  check("d_q", d_q.numbers(), problem.d_q);
+  check("d_k", d_k.numbers(), problem.d_k);
+  check("d_v", d_v.numbers(), problem.d_v);
+  check("d_beta", d_beta.numbers(), problem.d_beta);
+  check("d_initial", d_initial.numbers(), problem.d_initial);
+  if (options.write_key) check("d_write_key", d_write_key.numbers(), problem.d_write_key);
+  if (options.gated) check("d_log_decay", d_log_decay.numbers(), problem.d_log_decay);
+}
+
+TEST_CASE("the kernels for any device equal the recurrence and its gradients", "[delta_rule_kernels]") {
+  const bool gated = GENERATE(false, true);
+  const bool write_key = GENERATE(false, true);
+  check_kernels({.tokens = 70, .heads = 1, .key_size = 64, .value_size = 64},
+                {.gated = gated, .write_key = write_key, .portable = true});
+}
+
+TEST_CASE("the kernels on warpgroups equal the recurrence and its gradients", "[delta_rule_kernels]") {
+  const bool gated = GENERATE(false, true);
+  const bool write_key = GENERATE(false, true);
+  check_kernels({.tokens = 70, .heads = 1, .key_size = 128, .value_size = 128},
+                {.gated = gated, .write_key = write_key});
+}
+
+TEST_CASE("odd sizes, several heads and a single token go through the kernels", "[delta_rule_kernels]") {
+  const Shape shape = GENERATE(Shape{9, 2, 96, 80}, Shape{1, 3, 16, 48}, Shape{65, 1, 128, 256});
+  check_kernels(shape, {.gated = true, .write_key = true});
+}
+
+TEST_CASE("gradients as small as 1e-8 and as large as 1e6 keep their digits", "[delta_rule_kernels]") {
+  const double upstream = GENERATE(1e-8, 1e6);
+  check_kernels({.tokens = 70, .heads = 1, .key_size = 64, .value_size = 64},
+                {.gated = true, .write_key = true, .upstream = upstream});
+}
+
+}  // namespace osdn::kernels::delta_rule_kernels_test

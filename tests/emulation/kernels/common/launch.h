@@ -1,0 +1,26 @@
+// kernels/common/launch.h for a CPU: a device of compute capability 9.0 whose blocks run one after the other.
+#pragma once
+
+#include "tests/emulation/cuda_on_cpu.h"
+
+struct CUstream_st;
+
+namespace osdn::kernels {
+
+inline int shared_memory_limit() { return emulation::kSharedBytes; }
+inline int multiprocessors() { return 132; }
+inline bool has_warpgroups() { return true; }
+
+template <typename Args>
+void launch_kernel(void (*kernel)(Args), dim3 grid, int threads, int bytes, const Args& args, CUstream_st*) {
+  if (bytes > emulation::kSharedBytes) std::abort();
+  blockDim = {static_cast<unsigned>(threads), 1, 1};
+  for (unsigned y = 0; y < grid.y; ++y)
+    for (unsigned x = 0; x < grid.x; ++x) {
+      blockIdx = {x, y, 0};
+      std::memset(emulation::shared_memory, 0xff, emulation::kSharedBytes);  // NaN
+      emulation::run_block([&] { kernel(args); }, threads);
+    }
+}
+
+}  // namespace osdn::kernels

@@ -306,8 +306,7 @@ template <int KP, int VT, bool kAnchored>
 __global__ void __launch_bounds__(kChannelGradientThreads, kAnchored ? 2 : 1)
     delta_rule_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
   using Part = ChannelGradients<KP, VT, kAnchored>;
-  extern __shared__ __align__(128) unsigned char memory[];
-  const Part part(args, shared_address(memory));
+  const Part part(args, dynamic_shared());
   constexpr int kAll = (1 << kSubBlocks) - 1;
   if ((args.anchored[part.slot] == kAll) != kAnchored) return;
 

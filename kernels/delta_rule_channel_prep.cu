@@ -131,7 +131,6 @@ template <int KP>
 __global__ void __launch_bounds__(kPrepareThreads, 3)
     delta_rule_channel_prepare_kernel(const __grid_constant__ DeltaRuleChannelPrepareArgs args) {
   using Memory = ChannelPrepareMemory<KP>;
-  extern __shared__ __align__(128) unsigned char memory[];
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
   const ChunkPlace place = place_of(shape, blockIdx.x / shape.num_value_heads, head);
@@ -143,7 +142,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
   const int first_row = warp * kSubBlock;
   const bool own_write_key = args.in.write_key.data != nullptr;
 
-  const uint32_t base = shared_address(memory);
+  const uint32_t base = dynamic_shared();
   const RowTile<KP> q{base + Memory::kQuery};
   const RowTile<KP> k{base + Memory::kKey};
   const RowTile<KP> columns{base + Memory::kColumns};

@@ -151,4 +151,28 @@ __device__ inline uint4 read_shared_piece(uint32_t address) {
   return out;
 }
 
+/// 2^x, 0 below the range of fp32.
+__device__ inline float exp2_approx(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+__device__ inline float reciprocal(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+/// Two floats from global memory that does not change, zeros without a read when `valid` is false.
+__device__ inline float2 load_pair_if(bool valid, const float* source) {
+  float2 out;
+  asm volatile(
+      "{ .reg .pred p; setp.ne.s32 p, %3, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000; "
+      "@p ld.global.nc.v2.f32 {%0,%1}, [%2]; }"
+      : "=f"(out.x), "=f"(out.y)
+      : "l"(source), "r"(valid ? 1 : 0));
+  return out;
+}
+
 }  // namespace osdn::kernels

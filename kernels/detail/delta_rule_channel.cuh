@@ -14,13 +14,6 @@ constexpr float kLog2E = 1.4426950408889634f;
 /// this over either half of it: factors stay below e^44, far inside the range of bf16.
 constexpr float kLargestAnchoredExponent = 44.0f;
 
-/// 2^x, 0 below the range of fp32.
-__device__ inline float exp2_approx(float x) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
-
 /// A pair of bf16 times a pair of factors, rounded.
 __device__ inline uint32_t scaled_pair(uint32_t pair, float low, float high) {
   const float2 x = unpack_bf16(pair);

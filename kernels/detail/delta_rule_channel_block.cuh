@@ -51,15 +51,12 @@ struct LogDecays {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + half * 8 + (lane >> 2);
-      const int valid = row < place.rows && channel < shape.key_size ? 1 : 0;
-      asm volatile(
-          "{ .reg .pred p; setp.ne.s32 p, %3, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000; "
-          "@p ld.global.nc.v2.f32 {%0,%1}, [%2]; }"
-          : "=f"(value[half].x), "=f"(value[half].y)
-          : "l"(log_decay + log_decay_at(shape, place, 0, 0) +
-                (static_cast<uint32_t>(row) * static_cast<uint32_t>(shape.num_value_heads * shape.key_size) +
-                 channel)),
-            "r"(valid));
+      const bool valid = row < place.rows && channel < shape.key_size;
+      value[half] = load_pair_if(
+          valid,
+          log_decay + log_decay_at(shape, place, 0, 0) +
+              (static_cast<uint32_t>(row) * static_cast<uint32_t>(shape.num_value_heads * shape.key_size) +
+               channel));
     }
   }
 };
@@ -96,12 +93,6 @@ struct BlockLogs {
     return exp2_approx((i & 1 ? anchor.y : anchor.x) - since_start[i]);
   }
 };
-
-__device__ inline float reciprocal(float x) {
-  float out;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
 
 /// A number of the weights dP or dM.
 __device__ inline float weight_at(const TriangleTile& weights, int row, int column) {

@@ -107,6 +107,9 @@ inline int __reduce_add_sync(unsigned, int value) {
   for (int mask = 16; mask > 0; mask /= 2) value += __shfl_xor_sync(0, value, mask);
   return value;
 }
+inline int __all_sync(unsigned, int predicate) {
+  return __reduce_max_sync(0, predicate != 0 ? 0u : 1u) == 0u ? 1 : 0;
+}
 
 inline uint32_t __float_as_uint(float x) {
   uint32_t bits;
@@ -119,5 +122,9 @@ inline float __uint_as_float(uint32_t bits) {
   return x;
 }
 inline int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x)); }
+template <typename T>
+T __ldg(const T* source) {
+  return *source;
+}
 inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }

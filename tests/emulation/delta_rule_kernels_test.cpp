@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/delta_rule.h"
+#include "kernels/delta_rule_channel.h"
 #include "tests/emulation/cuda_on_cpu.h"
 #include "tests/support/catch.h"
 
@@ -42,11 +43,13 @@ using Floats = Buffer<float>;
 struct Shape {
   int tokens, heads, key_size, value_size;
 };
+enum class Gate { kNone, kScalar, kChannel };
 struct Options {
-  bool gated = false;
+  Gate gate = Gate::kNone;
   bool write_key = false;
   bool portable = false;
   double upstream = 1;  // size of the gradients that come in
+  double floor = -1;    // of the log-decays
 };
 
 double relative_error(const Numbers& actual, const Numbers& expected) {
@@ -82,7 +85,7 @@ struct Problem {
         write_key(q.size()),
         d_o(v.size()),
         beta(rows),
-        log_decay(rows),
+        log_decay(of.gate == Gate::kChannel ? q.size() : rows),
         initial(state_size),
         d_final(state_size) {
     std::mt19937 random(7);
@@ -98,16 +101,18 @@ struct Problem {
     }
     for (size_t row = 0; row < rows; ++row) {
       beta[row] = static_cast<float>(1 / (1 + std::exp(-normal(random))));
-      log_decay[row] = static_cast<float>(-0.3 * std::abs(normal(random)));
       const double norm = std::sqrt(squares(k, row));
       for (size_t i = row * shape.key_size; i < (row + 1) * shape.key_size; ++i)
         write_key[i] = __float2bfloat16(
             static_cast<float>(__bfloat162float(k[i]) / norm * (0.6 + 0.8 * uniform(random))));
     }
+    for (size_t i = 0; i < log_decay.size(); ++i)
+      log_decay[i] = static_cast<float>(options.floor * std::pow(uniform(random), 3));
     o.resize(v.size());
     d_v.resize(v.size());
     for (Numbers* x : {&d_q, &d_k, &d_write_key}) x->resize(q.size());
-    for (Numbers* x : {&d_beta, &d_log_decay}) x->resize(rows);
+    d_beta.resize(rows);
+    d_log_decay.resize(log_decay.size());
     for (Numbers* x : {&final_state, &d_initial}) x->resize(state_size);
     for (int head = 0; head < shape.heads; ++head) recur(head);
   }
@@ -135,7 +140,12 @@ struct Problem {
     const auto writing = [&](int token) {
       return options.write_key ? row_of(write_key, token, 1) : unit(k, token);
     };
-    const auto decay = [&](int token) { return options.gated ? std::exp(log_decay[at(token)]) : 1.0; };
+    const auto gate_at = [&](int token, int i) {
+      return options.gate == Gate::kChannel ? at(token) * K + i : at(token);
+    };
+    const auto decay = [&](int token, int i) {
+      return options.gate == Gate::kNone ? 1.0 : std::exp(double{log_decay[gate_at(token, i)]});
+    };
 
     Numbers state(initial.get() + head * K * V, initial.get() + (head + 1) * K * V);
     std::vector<Numbers> decayed(shape.tokens);  // states that the errors are measured against
@@ -145,7 +155,8 @@ struct Problem {
       const Numbers key = unit(k, t);
       const Numbers query = unit(q, t);
       const Numbers w = writing(t);
-      for (double& x : state) x *= decay(t);
+      for (int i = 0; i < K; ++i)
+        for (int j = 0; j < V; ++j) state[i * V + j] *= decay(t, i);
       decayed[t] = state;
       for (int j = 0; j < V; ++j) {
         double error = __bfloat162float(v[at(t) * V + j]);
@@ -187,10 +198,11 @@ struct Problem {
           d_key[i] -= decayed[t][i * V + j] * d_v[row * V + j];
           d_state[i * V + j] -= key[i] * d_v[row * V + j];
         }
-      for (int i = 0; i < K * V; ++i) {
-        d_log_decay[row] += d_state[i] * decayed[t][i];
-        d_state[i] *= decay(t);
-      }
+      for (int i = 0; i < K; ++i)
+        for (int j = 0; j < V; ++j) {
+          d_log_decay[gate_at(t, i)] += d_state[i * V + j] * decayed[t][i * V + j];
+          d_state[i * V + j] *= decay(t, i);
+        }
       for (int i = 0; i < K; ++i) {
         d_write_key[row * K + i] = d_w[i];
         if (!options.write_key) d_key[i] += d_w[i];
@@ -209,8 +221,8 @@ struct Problem {
 };
 
 void check_kernels(const Shape& shape, const Options& options) {
-  CAPTURE(shape.tokens, shape.heads, shape.key_size, shape.value_size, options.gated, options.write_key,
-          options.portable, options.upstream);
+  CAPTURE(shape.tokens, shape.heads, shape.key_size, shape.value_size, static_cast<int>(options.gate),
+          options.write_key, options.portable, options.upstream, options.floor);
   const Problem problem(shape, options);
   const int K = shape.key_size;
   const int V = shape.value_size;
@@ -241,7 +253,7 @@ void check_kernels(const Shape& shape, const Options& options) {
                            .v = rows(problem.v, V),
                            .write_key = options.write_key ? rows(problem.write_key, K) : DeltaRuleRows{},
                            .beta = problem.beta.get(),
-                           .log_decay = options.gated ? problem.log_decay.get() : nullptr,
+                           .log_decay = options.gate == Gate::kScalar ? problem.log_decay.get() : nullptr,
                            .scale = static_cast<float>(problem.scale),
                            .portable = options.portable};
   const Floats q_rstd(problem.rows), k_rstd(problem.rows), inverse_scale(matrices), gates(matrices * 192);
@@ -254,44 +266,91 @@ void check_kernels(const Shape& shape, const Options& options) {
                                    .pairs = pairs.get(),
                                    .gates = gates.get(),
                                    .key_pairs = key_pairs.get()};
+  // With a decay by channel the scans get rows that carry it.
+  const bool by_channel = options.gate == Gate::kChannel;
+  const Halves decayed_q(problem.q.size()), decayed_k(problem.q.size()), decayed_w(problem.q.size());
+  const Floats chunk_decay(matrices * KP);
+  const Buffer<int> anchored(matrices);
+  DeltaRuleInputs scanned = in;
+  if (by_channel) {
+    scanned.q = rows(decayed_q, K);
+    scanned.k = rows(decayed_k, K);
+    scanned.write_key = rows(decayed_w, K);
+    launch(DeltaRuleChannelPrepareArgs{.in = in,
+                                       .log_decay = problem.log_decay.get(),
+                                       .normalize = true,
+                                       .out = prepared,
+                                       .q = decayed_q.get(),
+                                       .k = decayed_k.get(),
+                                       .write_key = decayed_w.get(),
+                                       .chunk_decay = chunk_decay.get(),
+                                       .anchored = anchored.get()},
+           nullptr);
+  } else {
+    launch(DeltaRulePrepareArgs{.in = in, .out = prepared, .normalize = true}, nullptr);
+  }
   const Halves o(problem.v.size()), error(matrices * VP * kDeltaRuleChunk), solved(error.size());
   const Halves states(matrices * VP * KP), d_states(states.size());
   const Floats final_state(problem.state_size), d_initial(problem.state_size);
-  launch(DeltaRulePrepareArgs{.in = in, .out = prepared, .normalize = true}, nullptr);
-  launch(DeltaRuleForwardArgs{.in = in,
+  launch(DeltaRuleForwardArgs{.in = scanned,
                               .prepared = prepared,
                               .initial_state = problem.initial.get(),
+                              .chunk_decay = by_channel ? chunk_decay.get() : nullptr,
                               .o = o.get(),
                               .final_state = final_state.get(),
                               .error = error.get(),
                               .states = states.get()},
          nullptr);
-  launch(DeltaRuleBackwardScanArgs{.in = in,
+  launch(DeltaRuleBackwardScanArgs{.in = scanned,
                                    .prepared = prepared,
                                    .d_o = rows(problem.d_o, V),
                                    .d_final = problem.d_final.get(),
+                                   .chunk_decay = by_channel ? chunk_decay.get() : nullptr,
                                    .solved = solved.get(),
                                    .d_states = d_states.get(),
                                    .d_initial = d_initial.get()},
          nullptr);
   const Halves d_q(problem.q.size()), d_k(problem.q.size()), d_v(problem.v.size());
   const Halves d_write_key(problem.q.size());
-  const Floats d_beta(problem.rows), d_log_decay(problem.rows);
-  launch(DeltaRuleBackwardGradientsArgs{.in = in,
-                                        .prepared = prepared,
-                                        .d_o = rows(problem.d_o, V),
-                                        .error = error.get(),
-                                        .states = states.get(),
-                                        .solved = solved.get(),
-                                        .d_states = d_states.get(),
-                                        .normalize = true,
-                                        .d_q = d_q.get(),
-                                        .d_k = d_k.get(),
-                                        .d_v = d_v.get(),
-                                        .d_write_key = options.write_key ? d_write_key.get() : nullptr,
-                                        .d_beta = d_beta.get(),
-                                        .d_log_decay = d_log_decay.get()},
-         nullptr);
+  const Floats d_beta(problem.rows), d_log_decay(problem.log_decay.size());
+  if (by_channel) {
+    launch(DeltaRuleChannelGradientsArgs{.in = in,
+                                         .log_decay = problem.log_decay.get(),
+                                         .normalize = true,
+                                         .initial_state = true,
+                                         .d_o = rows(problem.d_o, V),
+                                         .q_rstd = q_rstd.get(),
+                                         .k_rstd = k_rstd.get(),
+                                         .chunk_decay = chunk_decay.get(),
+                                         .anchored = anchored.get(),
+                                         .error = error.get(),
+                                         .states = states.get(),
+                                         .solved = solved.get(),
+                                         .d_states = d_states.get(),
+                                         .d_q = d_q.get(),
+                                         .d_k = d_k.get(),
+                                         .d_v = d_v.get(),
+                                         .d_write_key = options.write_key ? d_write_key.get() : nullptr,
+                                         .d_beta = d_beta.get(),
+                                         .d_log_decay = d_log_decay.get()},
+           nullptr);
+  } else {
+    launch(DeltaRuleBackwardGradientsArgs{.in = in,
+                                          .prepared = prepared,
+                                          .d_o = rows(problem.d_o, V),
+                                          .error = error.get(),
+                                          .states = states.get(),
+                                          .solved = solved.get(),
+                                          .d_states = d_states.get(),
+                                          .normalize = true,
+                                          .d_q = d_q.get(),
+                                          .d_k = d_k.get(),
+                                          .d_v = d_v.get(),
+                                          .d_write_key = options.write_key ? d_write_key.get() : nullptr,
+                                          .d_beta = d_beta.get(),
+                                          .d_log_decay = d_log_decay.get()},
+           nullptr);
+  }
   const auto check = [](const std::string& name, const Numbers& actual, const Numbers& expected) {
     INFO(name);
     CHECK(relative_error(actual, expected) <= 1e-2);  // NaN fails
@@ -304,32 +363,40 @@ void check_kernels(const Shape& shape, const Options& options) {
   check("d_beta", d_beta.numbers(), problem.d_beta);
   check("d_initial", d_initial.numbers(), problem.d_initial);
   if (options.write_key) check("d_write_key", d_write_key.numbers(), problem.d_write_key);
-  if (options.gated) check("d_log_decay", d_log_decay.numbers(), problem.d_log_decay);
+  if (options.gate != Gate::kNone) check("d_log_decay", d_log_decay.numbers(), problem.d_log_decay);
 }
 
 TEST_CASE("the kernels for any device equal the recurrence and its gradients", "[delta_rule_kernels]") {
-  const bool gated = GENERATE(false, true);
+  const Gate gate = GENERATE(Gate::kNone, Gate::kScalar, Gate::kChannel);
   const bool write_key = GENERATE(false, true);
   check_kernels({.tokens = 70, .heads = 1, .key_size = 64, .value_size = 64},
-                {.gated = gated, .write_key = write_key, .portable = true});
+                {.gate = gate, .write_key = write_key, .portable = true});
 }
 
 TEST_CASE("the kernels on warpgroups equal the recurrence and its gradients", "[delta_rule_kernels]") {
-  const bool gated = GENERATE(false, true);
+  const Gate gate = GENERATE(Gate::kNone, Gate::kScalar, Gate::kChannel);
   const bool write_key = GENERATE(false, true);
   check_kernels({.tokens = 70, .heads = 1, .key_size = 128, .value_size = 128},
-                {.gated = gated, .write_key = write_key});
+                {.gate = gate, .write_key = write_key});
 }
 
 TEST_CASE("odd sizes, several heads and a single token go through the kernels", "[delta_rule_kernels]") {
+  const Gate gate = GENERATE(Gate::kScalar, Gate::kChannel);
   const Shape shape = GENERATE(Shape{9, 2, 96, 80}, Shape{1, 3, 16, 48}, Shape{65, 1, 128, 256});
-  check_kernels(shape, {.gated = true, .write_key = true});
+  check_kernels(shape, {.gate = gate, .write_key = true});
 }
 
 TEST_CASE("gradients as small as 1e-8 and as large as 1e6 keep their digits", "[delta_rule_kernels]") {
+  const Gate gate = GENERATE(Gate::kScalar, Gate::kChannel);
   const double upstream = GENERATE(1e-8, 1e6);
   check_kernels({.tokens = 70, .heads = 1, .key_size = 64, .value_size = 64},
-                {.gated = true, .write_key = true, .upstream = upstream});
+                {.gate = gate, .write_key = true, .upstream = upstream});
+}
+
+TEST_CASE("strong decays go through the kernels", "[delta_rule_kernels]") {
+  const Gate gate = GENERATE(Gate::kScalar, Gate::kChannel);
+  const double floor = GENERATE(-5.0, -27.0);
+  check_kernels({.tokens = 70, .heads = 1, .key_size = 64, .value_size = 64}, {.gate = gate, .floor = floor});
 }
 
 }  // namespace osdn::kernels::delta_rule_kernels_test

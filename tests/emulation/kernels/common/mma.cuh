@@ -135,4 +135,13 @@ inline void copy_async_commit() {}
 template <int Pending>
 void copy_async_wait() {}
 
+inline float exp2_approx(float x) {
+  const float out = std::exp2(x);
+  return std::fpclassify(out) == FP_SUBNORMAL ? 0.0f : out;
+}
+inline float reciprocal(float x) { return 1.0f / x; }
+inline float2 load_pair_if(bool valid, const float* source) {
+  return valid ? make_float2(source[0], source[1]) : make_float2(0.0f, 0.0f);
+}
+
 }  // namespace osdn::kernels

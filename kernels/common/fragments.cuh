@@ -29,7 +29,10 @@ struct SplitTf32 {
   uint32_t high;
   uint32_t low;
 
-  __device__ explicit SplitTf32(float x) : high(round_tf32(x)), low(round_tf32(x - __uint_as_float(high))) {}
+  __device__ explicit SplitTf32(float x) {
+    high = round_tf32(x);
+    low = round_tf32(x - __uint_as_float(high));
+  }
 };
 
 /// acc += a b for m16n8k8, nearly as exact as fp32. `a`: (g, t), (g+8, t), (g, t+4), (g+8, t+4); b0: (k = t,

@@ -62,7 +62,7 @@ std::string wait_for_listener(const std::string& host, int port, Clock::time_poi
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
     const int looked_up = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-    if (looked_up != 0) reason = ::gai_strerror(looked_up);
+    if (looked_up != 0) reason = std::string("the name does not resolve: ") + ::gai_strerror(looked_up);
     for (const addrinfo* entry = found; looked_up == 0 && entry; entry = entry->ai_next) {
       const int socket = ::socket(entry->ai_family, entry->ai_socktype, entry->ai_protocol);
       if (socket < 0) continue;

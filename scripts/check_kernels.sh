@@ -15,6 +15,12 @@ delta_rule_backward_gradients_kernel sm_90a 372
 delta_rule_backward_scan_kernel sm_80 52
 delta_rule_backward_scan_kernel sm_90a 52
 delta_rule_forward_kernel sm_80 12
+cross_entropy_kernel sm_80 16
+cross_entropy_kernel sm_90a 16
+rms_norm_detail::backward_kernel sm_80 464
+rms_norm_detail::backward_kernel sm_90a 436
+rms_norm_detail::forward_kernel sm_80 4
+rms_norm_detail::forward_kernel sm_90a 12
 '
 portable_shared_bytes=101376
 

@@ -84,7 +84,7 @@ class ShortConvFunction : public torch::autograd::Function<ShortConvFunction> {
     const at::Tensor x = saved[0].narrow(1, 0, num_channels);
     const auto num_parts = static_cast<std::ptrdiff_t>(settings.widths.size());
     const std::vector<at::Tensor> dy(gradients.begin(), gradients.begin() + num_parts);
-    const at::Tensor dfinal = gradients[settings.widths.size()];
+    const at::Tensor& dfinal = gradients[settings.widths.size()];
     const at::Tensor drest = settings.rest > 0 ? gradients.back() : at::Tensor();
     const bool needs_weight = settings.sink.defined() || ctx->needs_input_grad(1);
     if (on_kernel_path(x, value, settings.widths)) {

@@ -1,4 +1,4 @@
-// The delta rule in chunks of 64 tokens on mma.sync (docs/ops/delta_rule.md, "CUDA kernels"): bf16 in and
+// The delta rule in chunks of 64 tokens on tensor cores (docs/ops/delta_rule.md, "CUDA kernels"): bf16 in and
 // out, fp32 accumulation, no decay or one a token and head. Three passes over the problem's parts: `prepare`
 // (every chunk by itself), `forward` (a scan over the chunks of each sequence), and for the gradients
 // `backward_scan` and `backward_gradients`.

@@ -61,7 +61,6 @@ struct ScanStage {
 
   /// What copies leave as it is: zeros above the diagonals.
   __device__ void clear() const {
-    if constexpr (!Products::kWarpgroup) return;
     for (int at = static_cast<int>(threadIdx.x) * 8; at < kSolveBytes; at += static_cast<int>(blockDim.x) * 8)
       write_shared_2(inverse.base + at, 0.0f, 0.0f);
   }

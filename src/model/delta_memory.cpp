@@ -12,14 +12,26 @@ namespace osdn::model {
 
 std::string mixer_prefix(int64_t layer) { return fmt::format("model.layers.{}.attn.", layer); }
 
-ParameterSpec norm_spec(std::string name, int64_t width, int64_t& group) {
+ParameterSpec matrix_spec(const config::Model& config, std::string name, std::vector<int64_t> shape,
+                          int64_t group) {
+  return {
+      .name = std::move(name), .shape = std::move(shape), .scale = config.initializer_range, .group = group};
+}
+
+ParameterSpec vector_spec(std::string name, int64_t size, Initializer initializer, double low, double high,
+                          int64_t& group) {
   return {.name = std::move(name),
-          .shape = {width},
-          .initializer = Initializer::kConstant,
-          .scale = 1.0,
+          .shape = {size},
+          .initializer = initializer,
+          .scale = high,
+          .low = low,
           .decay = false,
           .full_precision = true,
           .group = group++};
+}
+
+ParameterSpec norm_spec(std::string name, int64_t width, int64_t& group) {
+  return vector_spec(std::move(name), width, Initializer::kConstant, 0.0, 1.0, group);
 }
 
 std::vector<ParameterSpec> DeltaMemory::specs(const config::Model& config, const std::string& prefix,

@@ -14,6 +14,15 @@ namespace osdn::model {
 /// "model.layers.<layer>.attn.": what the names of a mixer's parameters begin with.
 std::string mixer_prefix(int64_t layer);
 
+/// A projection or convolution: normal with the model's standard deviation, decayed.
+ParameterSpec matrix_spec(const config::Model& config, std::string name, std::vector<int64_t> shape,
+                          int64_t group);
+
+/// A bias or rate of `size` numbers: in fp32, never decayed, a group of its own. `low`, `high`: as the
+/// initializer takes them (ParameterSpec::low, scale).
+ParameterSpec vector_spec(std::string name, int64_t size, Initializer initializer, double low, double high,
+                          int64_t& group);
+
 /// A parameter that is 1 everywhere and never decayed: the weight of a norm over `width` values.
 ParameterSpec norm_spec(std::string name, int64_t width, int64_t& group);
 

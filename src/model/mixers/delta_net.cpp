@@ -154,10 +154,7 @@ std::vector<ParameterSpec> delta_net_specs(const config::Model& config, int64_t 
   const int64_t values = config.num_heads * config::value_dim(config);
   std::vector<ParameterSpec> specs;
   const auto matrix = [&](const char* name, std::vector<int64_t> shape) {
-    specs.push_back({.name = prefix + name,
-                     .shape = std::move(shape),
-                     .scale = config.initializer_range,
-                     .group = group});
+    specs.push_back(matrix_spec(config, prefix + name, std::move(shape), group));
   };
   matrix("q_proj.weight", {keys, hidden});
   matrix("k_proj.weight", {keys, hidden});

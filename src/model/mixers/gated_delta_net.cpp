@@ -100,20 +100,10 @@ std::vector<ParameterSpec> gated_delta_net_specs(const config::Model& config, in
   const int64_t values = heads * config::value_dim(config);
   std::vector<ParameterSpec> specs;
   const auto matrix = [&](const char* name, std::vector<int64_t> shape) {
-    specs.push_back({.name = prefix + name,
-                     .shape = std::move(shape),
-                     .scale = config.initializer_range,
-                     .group = group});
+    specs.push_back(matrix_spec(config, prefix + name, std::move(shape), group));
   };
   const auto gate = [&](const char* name, Initializer initializer, double low, double high) {
-    specs.push_back({.name = prefix + name,
-                     .shape = {heads},
-                     .initializer = initializer,
-                     .scale = high,
-                     .low = low,
-                     .decay = false,
-                     .full_precision = true,
-                     .group = group++});
+    specs.push_back(vector_spec(prefix + name, heads, initializer, low, high, group));
   };
   matrix("q_proj.weight", {keys, hidden});
   matrix("k_proj.weight", {keys, hidden});

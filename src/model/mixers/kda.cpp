@@ -108,21 +108,10 @@ std::vector<ParameterSpec> kda_specs(const config::Model& config, int64_t layer,
   const int64_t rank = config::gate_low_rank(config);
   std::vector<ParameterSpec> specs;
   const auto matrix = [&](const char* name, std::vector<int64_t> shape) {
-    specs.push_back({.name = prefix + name,
-                     .shape = std::move(shape),
-                     .scale = config.initializer_range,
-                     .group = group});
+    specs.push_back(matrix_spec(config, prefix + name, std::move(shape), group));
   };
-  // Biases and the decay's rates: in fp32, never decayed.
   const auto vector = [&](const char* name, int64_t size, Initializer initializer, double low, double high) {
-    specs.push_back({.name = prefix + name,
-                     .shape = {size},
-                     .initializer = initializer,
-                     .scale = high,
-                     .low = low,
-                     .decay = false,
-                     .full_precision = true,
-                     .group = group++});
+    specs.push_back(vector_spec(prefix + name, size, initializer, low, high, group));
   };
   matrix("q_proj.weight", {keys, hidden});
   matrix("k_proj.weight", {keys, hidden});

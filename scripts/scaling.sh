@@ -79,6 +79,6 @@ awk -v P="$parameters" -v B="$tokens" -v T="$sequence" -v rate="$rate" -v fixed=
     # (6): fewer tokens a GPU than this, and backward no longer hides the gradients of the last number printed.
     printf "\nBackward hides the reduce-scatter of %d GPUs from %d tokens a GPU on (one micro-batch), forward the all-gather from %d.\n", G, \
       1.5 * ring(G, 4 * P, up(P / bucket), rs_bus) / 1000 * rate, 3 * ring(G, 2 * P, up(P / bucket), ag_bus) / 1000 * rate
-    printf "Weights, gradients, moments: %.1f GiB a GPU with one, %.1f with %d.\n", 18 * P / 2^30, (10 + 8 / G) * P / 2^30, G
+    printf "Weights, gradients, moments: %.1f GiB a GPU with one, %.1f with %d.\n", 18 * P / 2^30, (6 + 12 / G) * P / 2^30, G
   }
 '

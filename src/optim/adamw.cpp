@@ -43,7 +43,7 @@ void adamw_step(ParameterArena& arena, const ParameterArena::OwnedRange& range, 
   const bool bf16_copy =
       arena.compute_copy().defined() && arena.compute_copy().scalar_type() == at::kBFloat16;
   const kernels::AdamWArgs args{
-      .masters = arena.masters().data_ptr<float>() + range.begin,
+      .masters = arena.masters().data_ptr<float>() + range.masters,
       .gradients = arena.gradients().data_ptr<float>() + range.begin,
       .exp_avgs = arena.exp_avgs().data_ptr<float>() + range.moments,
       .exp_avg_sqs = arena.exp_avg_sqs().data_ptr<float>() + range.moments,

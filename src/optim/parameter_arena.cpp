@@ -39,17 +39,18 @@ ParameterArena::ParameterArena(const std::vector<ParameterSpec>& specs, const Op
   const int64_t shared_end =
       detail::round_up(add_groups(shared, 0), kBlock * std::max<int64_t>(1, options.sharding.world_size));
   const int64_t end = add_groups(common, shared_end);
+  size_ = end;
   share_out(options.sharding, shared_end, end);
+  const int64_t num_owned = owned_.back().moments + owned_.back().size();
   const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(options.device);
-  masters_ = at::zeros({end}, fp32);
+  if (options.compute != at::kFloat) compute_ = at::zeros({end}, fp32.dtype(options.compute));
+  for (OwnedRange& range : owned_) range.masters = masters_shared_out() ? range.moments : range.begin;
+  masters_ = at::zeros({masters_shared_out() ? num_owned : end}, fp32);
   if (options.training) {
     gradients_ = at::zeros({end}, fp32);
-    int64_t num_owned = 0;
-    for (const OwnedRange& range : owned_) num_owned += range.size();
     exp_avgs_ = at::zeros({num_owned}, fp32);
     exp_avg_sqs_ = at::zeros({num_owned}, fp32);
   }
-  if (options.compute != at::kFloat) compute_ = at::zeros({end}, fp32.dtype(options.compute));
   at::Tensor blocks = at::zeros({end / kBlock}, at::kByte);
   for (const Slot& slot : slots_) {
     if (!slot.spec.trainable || (!slot.spec.decay && !options.decay_all)) continue;
@@ -89,7 +90,7 @@ void ParameterArena::share_out(const Sharding& sharding, int64_t shared_end, int
     buckets_.push_back({.begin = begin, .end = std::min(shared_end, begin + step)});
   const auto own = [&](int64_t begin, int64_t last, bool common) {
     const int64_t moments = owned_.empty() ? 0 : owned_.back().moments + owned_.back().size();
-    owned_.push_back({{.begin = begin, .end = last}, moments, common});
+    owned_.push_back({{.begin = begin, .end = last}, moments, 0, common});
   };
   if (!sharded_) {
     own(0, end, false);
@@ -109,12 +110,15 @@ const ParameterArena::Slot& ParameterArena::slot(const std::string& name) const 
 }
 
 at::Tensor ParameterArena::range(const at::Tensor& arena, const Slot& slot) const {
+  return range(arena, slot, slot.offset);
+}
+
+at::Tensor ParameterArena::range(const at::Tensor& arena, const Slot& slot, int64_t offset) const {
   OSDN_ASSERT(arena.defined(), "{}: asked for a gradient or moment of an arena made for inference",
               slot.spec.name);
   // A tensor of its own over the range, not a view: views share one version counter, so a change of any range
   // would invalidate what backward saved of all others.
-  char* data =
-      static_cast<char*>(arena.data_ptr()) + slot.offset * static_cast<int64_t>(arena.element_size());
+  char* data = static_cast<char*>(arena.data_ptr()) + offset * static_cast<int64_t>(arena.element_size());
   return at::from_blob(
       data, slot.spec.shape, [keep = arena](void*) {}, arena.options());
 }
@@ -122,7 +126,9 @@ at::Tensor ParameterArena::range(const at::Tensor& arena, const Slot& slot) cons
 Weight ParameterArena::weight(const std::string& name) const {
   const Slot& found = slot(name);
   const bool copied = compute_.defined() && !found.spec.full_precision;
-  return {.value = range(copied ? compute_ : masters_, found),
+  // Of shared masters those that ops read are common to all ranks, and the last that a rank owns.
+  const int64_t moved = masters_shared_out() ? owned_.back().begin - owned_.back().masters : 0;
+  return {.value = copied ? range(compute_, found) : range(masters_, found, found.offset - moved),
           .sink = gradients_.defined() && found.spec.trainable ? range(gradients_, found) : at::Tensor()};
 }
 
@@ -130,7 +136,28 @@ WeightSource ParameterArena::source() const {
   return [this](const std::string& name) { return weight(name); };
 }
 
-at::Tensor ParameterArena::master(const std::string& name) const { return range(masters_, slot(name)); }
+void ParameterArena::set(const Slot& slot, const at::Tensor& value) {
+  OSDN_ASSERT(value.numel() == slot.spec.num_elements(), "{}: {} values for {} elements", slot.spec.name,
+              value.numel(), slot.spec.num_elements());
+  const at::Tensor flat = value.reshape({-1});  // [n]
+  if (compute_.defined()) compute_.narrow(0, slot.offset, flat.numel()).copy_(flat);
+  if (!masters_shared_out()) {
+    masters_.narrow(0, slot.offset, flat.numel()).copy_(flat);
+    return;
+  }
+  for (const OwnedRange& own : owned_) {
+    const int64_t begin = std::max(slot.offset, own.begin);
+    const int64_t size = std::min(slot.offset + flat.numel(), own.end) - begin;
+    if (size <= 0) continue;
+    masters_.narrow(0, own.masters + begin - own.begin, size)
+        .copy_(flat.narrow(0, begin - slot.offset, size));
+  }
+}
+
+at::Tensor ParameterArena::master(const std::string& name) const {
+  OSDN_ASSERT(!masters_shared_out(), "{}: its master is shared out among ranks", name);
+  return range(masters_, slot(name));
+}
 at::Tensor ParameterArena::gradient(const std::string& name) const { return range(gradients_, slot(name)); }
 at::Tensor ParameterArena::exp_avg(const std::string& name) const {
   OSDN_ASSERT(!sharded_, "{}: its moments are shared out among ranks", name);
@@ -144,12 +171,28 @@ at::Tensor ParameterArena::exp_avg_sq(const std::string& name) const {
 void ParameterArena::zero_gradients() { gradients_.zero_(); }
 
 void ParameterArena::refresh_compute_copy() {
-  if (compute_.defined()) compute_.copy_(masters_);
+  for (const OwnedRange& own : owned_) refresh_compute_copy(own);
 }
 
-void ParameterArena::refresh_compute_copy(const Range& range) {
+void ParameterArena::refresh_compute_copy(const OwnedRange& range) {
   if (!compute_.defined()) return;
-  compute_.narrow(0, range.begin, range.size()).copy_(masters_.narrow(0, range.begin, range.size()));
+  compute_.narrow(0, range.begin, range.size()).copy_(masters_.narrow(0, range.masters, range.size()));
+}
+
+ParameterArena::Bytes ParameterArena::bytes() const {
+  const auto of = [](const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+  };
+  return {.masters = of(masters_),
+          .gradients = of(gradients_),
+          .moments = of(exp_avgs_) + of(exp_avg_sqs_),
+          .compute_copy = of(compute_)};
+}
+
+std::string ParameterArena::Bytes::describe() const {
+  const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
+  return fmt::format("{:.3f} GiB (masters {:.3f}, gradients {:.3f}, moments {:.3f}, compute copy {:.3f})",
+                     gib(sum()), gib(masters), gib(gradients), gib(moments), gib(compute_copy));
 }
 
 }  // namespace osdn::optim

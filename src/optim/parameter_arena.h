@@ -3,7 +3,7 @@
 // checkpoint shards are ranges. Order: the last group of the model first, as gradients become ready; within a
 // group as declared, without gaps, so that one GEMM computes a group; groups start at multiples of 256 bytes.
 // Several ranks may share the optimiser's state (ZeRO-1): the arena is cut into buckets, and of each bucket
-// rank r updates part r and keeps the moments.
+// rank r updates part r and keeps its moments, and its masters alone where the ops read a compute copy.
 #pragma once
 
 #include <string>
@@ -36,8 +36,19 @@ class ParameterArena {
 
   /// A range that this process updates.
   struct OwnedRange : Range {
-    int64_t moments = 0;  // where its moments begin in exp_avgs() and exp_avg_sqs()
+    int64_t moments = 0;  // where it begins in exp_avgs() and exp_avg_sqs()
+    int64_t masters = 0;  // where it begins in masters()
     bool common = false;  // every rank updates it alike
+  };
+
+  /// Bytes on the device.
+  struct Bytes {
+    int64_t masters = 0;
+    int64_t gradients = 0;
+    int64_t moments = 0;  // both
+    int64_t compute_copy = 0;
+    int64_t sum() const { return masters + gradients + moments + compute_copy; }
+    std::string describe() const;  // in GiB
   };
 
   struct Sharding {
@@ -61,13 +72,18 @@ class ParameterArena {
   Weight weight(const std::string& name) const;
   WeightSource source() const;
 
-  at::Tensor master(const std::string& name) const;    // fp32, the parameter's shape, writable
+  /// Gives a parameter its value, wherever and as far as this process keeps it; `value`: fp32, its shape, on
+  /// any device.
+  void set(const Slot& slot, const at::Tensor& value);
+
+  // fp32, the parameter's shape, writable; of an arena whose masters are not shared out
+  at::Tensor master(const std::string& name) const;
   at::Tensor gradient(const std::string& name) const;  // fp32
   // fp32; of an arena whose moments are not shared out
   at::Tensor exp_avg(const std::string& name) const;
   at::Tensor exp_avg_sq(const std::string& name) const;
 
-  const at::Tensor& masters() const { return masters_; }          // [P] fp32
+  const at::Tensor& masters() const { return masters_; }          // fp32: [P], or [O] where shared out
   const at::Tensor& gradients() const { return gradients_; }      // [P] fp32
   const at::Tensor& exp_avgs() const { return exp_avgs_; }        // [O] fp32: of the owned ranges, in order
   const at::Tensor& exp_avg_sqs() const { return exp_avg_sqs_; }  // [O] fp32
@@ -82,18 +98,25 @@ class ParameterArena {
   /// What this process updates, in arena order: its part of every bucket and what is common, or everything.
   const std::vector<OwnedRange>& owned() const { return owned_; }
   bool is_sharded() const { return sharded_; }
+  /// Whether masters() holds the owned ranges alone: sharded, and the ops read a compute copy.
+  bool masters_shared_out() const { return sharded_ && compute_.defined(); }
+  /// Elements of the whole arena, padding included.
+  int64_t size() const { return size_; }
+  Bytes bytes() const;
 
   const std::vector<Slot>& slots() const { return slots_; }  // in arena order
   int64_t num_parameters() const { return num_parameters_; }
 
   void zero_gradients();
-  /// Copies the masters into the compute copy; after any change of the masters outside the optimiser.
+  /// Copies the masters that this process keeps into the compute copy; after any change of them outside the
+  /// optimiser.
   void refresh_compute_copy();
-  void refresh_compute_copy(const Range& range);
+  void refresh_compute_copy(const OwnedRange& range);
 
  private:
   const Slot& slot(const std::string& name) const;
   at::Tensor range(const at::Tensor& arena, const Slot& slot) const;
+  at::Tensor range(const at::Tensor& arena, const Slot& slot, int64_t offset) const;
   int64_t add_groups(const std::vector<std::vector<const ParameterSpec*>>& groups, int64_t end);
   void share_out(const Sharding& sharding, int64_t shared_end, int64_t end);
 
@@ -103,6 +126,7 @@ class ParameterArena {
   bool sharded_ = false;
   std::unordered_map<std::string, size_t> index_;
   int64_t num_parameters_ = 0;
+  int64_t size_ = 0;
   at::Tensor masters_;
   at::Tensor gradients_;
   at::Tensor exp_avgs_;

@@ -124,12 +124,32 @@ void DataParallel::wait_for_weights() {
   for (size_t bucket = gathers_.size(); bucket-- > 0;) wait_for_bucket(static_cast<int64_t>(bucket));
 }
 
-void DataParallel::gather_masters() {
+at::Tensor DataParallel::gather_masters() {
+  namespace detail = data_parallel_detail;
   wait_for_weights();
-  // Without a compute copy the masters are the weights.
-  if (!arena_.is_sharded() || !arena_.compute_copy().defined()) return;
-  for (const optim::ParameterArena::Range& bucket : arena_.buckets())
-    communicator_.all_gather(data_parallel_detail::part_of(arena_.masters(), bucket), "master weights");
+  const bool saves = communicator_.rank() == 0;
+  at::Tensor host;  // [P]
+  if (!arena_.masters_shared_out()) {
+    // Without a compute copy the masters are the weights.
+    if (saves) host = arena_.masters().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+    return host;
+  }
+  if (saves) host = at::empty({arena_.size()}, at::kFloat);
+  const auto& owned = arena_.owned();
+  for (size_t i = 0; i < owned.size(); ++i) {
+    const at::Tensor own = arena_.masters().narrow(0, owned[i].masters, owned[i].size());
+    if (owned[i].common) {
+      if (saves) detail::part_of(host, owned[i]).copy_(own);
+      continue;
+    }
+    const auto& bucket = arena_.buckets()[i];
+    const at::Tensor whole = at::empty({bucket.size()}, own.options());
+    whole.narrow(0, owned[i].begin - bucket.begin, own.numel()).copy_(own);
+    communicator_.all_gather(whole, "master weights of bucket " + std::to_string(i));
+    if (saves) detail::part_of(host, bucket).copy_(whole);
+  }
+  communicator_.check();
+  return host;
 }
 
 double DataParallel::add_squares(const std::vector<std::vector<double>>& squares_of_ranks) const {

@@ -39,8 +39,9 @@ class DataParallel {
 
   /// All weights that the ops read are complete for work queued from here on.
   void wait_for_weights();
-  /// The masters too, on every rank: before they are saved.
-  void gather_masters();
+  /// All masters on the host of rank 0, [arena.size()] fp32, to be saved; undefined on the others. Waits for
+  /// the weights too; blocks.
+  at::Tensor gather_masters();
 
   /// Square of the global gradient norm from every rank's optim::gradient_squares.
   double add_squares(const std::vector<std::vector<double>>& squares_of_ranks) const;

@@ -15,10 +15,8 @@ using TensorsByName = std::unordered_map<std::string, at::Tensor>;
 
 at::Tensor host_copy(const at::Tensor& range) { return range.is_cuda() ? range.to(at::kCPU) : range.clone(); }
 
-/// One copy of the whole arena to the host, then a view per parameter.
-std::vector<checkpoint::NamedTensor> named_copies(const optim::ParameterArena& arena,
-                                                  const at::Tensor& range) {
-  const at::Tensor host = host_copy(range);
+/// A view per parameter of what lies in arena order on the host.
+std::vector<checkpoint::NamedTensor> named_views(const optim::ParameterArena& arena, const at::Tensor& host) {
   std::vector<checkpoint::NamedTensor> tensors;
   for (const Slot& slot : arena.slots())
     tensors.push_back({.name = slot.spec.name,
@@ -99,11 +97,6 @@ void spread_moments(const TensorsByName& moments, const at::Tensor& target,
   }
 }
 
-void copy_weights(const checkpoint::Loaded& loaded, optim::ParameterArena& arena) {
-  const TensorsByName weights = checked(loaded.directory, "the weight", loaded.snapshot.weights, arena);
-  for (const auto& [name, value] : weights) arena.master(name).copy_(value);
-}
-
 }  // namespace
 
 checkpoint::Loaded open_checkpoint(const std::string& path) {
@@ -119,12 +112,13 @@ checkpoint::Loaded open_checkpoint(const std::string& path) {
   return std::move(*newest);
 }
 
-checkpoint::Snapshot take_snapshot(const optim::ParameterArena& arena, const dist::Communicator& communicator,
-                                   const TrainState& state, const Json& about) {
+checkpoint::Snapshot take_snapshot(const optim::ParameterArena& arena, const at::Tensor& masters,
+                                   const dist::Communicator& communicator, const TrainState& state,
+                                   const Json& about) {
   checkpoint::Snapshot snapshot;
   snapshot.step = state.step;
   if (communicator.rank() == 0) {
-    snapshot.weights = named_copies(arena, arena.masters());
+    snapshot.weights = named_views(arena, masters);
     snapshot.state = state.to_json();
     snapshot.state.update(about);
   }
@@ -132,32 +126,45 @@ checkpoint::Snapshot take_snapshot(const optim::ParameterArena& arena, const dis
     snapshot.num_shards = communicator.world_size();
     snapshot.slices = moment_slices(arena, communicator.rank());
   } else if (communicator.rank() == 0) {
-    snapshot.exp_avg = named_copies(arena, arena.exp_avgs());
-    snapshot.exp_avg_sq = named_copies(arena, arena.exp_avg_sqs());
+    snapshot.exp_avg = named_views(arena, host_copy(arena.exp_avgs()));
+    snapshot.exp_avg_sq = named_views(arena, host_copy(arena.exp_avg_sqs()));
   }
   return snapshot;
 }
 
-void share_weights(optim::ParameterArena& arena, dist::Communicator& communicator) {
-  communicator.broadcast(arena.masters(), 0, "the weights");
-  arena.refresh_compute_copy();
+void share_weights(optim::ParameterArena& arena, dist::Communicator& communicator,
+                   const std::function<at::Tensor(const ParameterSpec&)>& value) {
+  const auto on_device = at::TensorOptions().dtype(at::kFloat).device(communicator.device());
+  for (const Slot& slot : arena.slots()) {
+    at::Tensor whole = at::empty(slot.spec.shape, on_device);
+    if (communicator.rank() == 0) whole.copy_(value(slot.spec));
+    communicator.broadcast(whole, 0, slot.spec.name);
+    arena.set(slot, whole);
+  }
+}
+
+std::function<at::Tensor(const ParameterSpec&)> weights_of(const checkpoint::Loaded& loaded,
+                                                           const optim::ParameterArena& arena) {
+  return [weights = checked(loaded.directory, "the weight", loaded.snapshot.weights, arena)](
+             const ParameterSpec& spec) { return weights.at(spec.name); };
 }
 
 void restore_weights(const checkpoint::Loaded& loaded, optim::ParameterArena& arena) {
-  copy_weights(loaded, arena);
-  arena.refresh_compute_copy();
+  const auto value = weights_of(loaded, arena);
+  for (const Slot& slot : arena.slots()) arena.set(slot, value(slot.spec));
 }
 
 void restore(const checkpoint::Loaded* loaded, optim::ParameterArena& arena,
              dist::Communicator& communicator) {
+  std::function<at::Tensor(const ParameterSpec&)> weights;
   TensorsByName first;
   TensorsByName second;
   if (loaded) {
-    copy_weights(*loaded, arena);
+    weights = weights_of(*loaded, arena);
     first = checked(loaded->directory, "the first moment", loaded->snapshot.exp_avg, arena);
     second = checked(loaded->directory, "the second moment", loaded->snapshot.exp_avg_sq, arena);
   }
-  share_weights(arena, communicator);
+  share_weights(arena, communicator, weights);
   spread_moments(first, arena.exp_avgs(), arena, communicator, "the first moment");
   spread_moments(second, arena.exp_avg_sqs(), arena, communicator, "the second moment");
 }

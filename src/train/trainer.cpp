@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <optional>
 
 #include "base/fs.h"
@@ -190,19 +191,20 @@ void Trainer::fill_weights() {
               state_.samples_consumed);
     return;
   }
+  std::optional<checkpoint::Loaded> source;
+  std::function<at::Tensor(const ParameterSpec&)> value = [&](const ParameterSpec& spec) {
+    at::Tensor values = at::empty(spec.shape, at::kFloat);
+    model::initialize(spec, config_.run.seed, values);
+    return values;
+  };
   from_rank_0(*communicator_, "the first weights", [&]() -> Json {
-    for (const optim::ParameterArena::Slot& slot : arena_->slots()) {
-      at::Tensor values = at::empty(slot.spec.shape, at::kFloat);
-      model::initialize(slot.spec, config_.run.seed, values);
-      arena_->master(slot.spec.name).copy_(values);
-    }
     if (!config_.run.init_from) return {};
-    const checkpoint::Loaded source = open_checkpoint(*config_.run.init_from);
-    restore_weights(source, *arena_);
-    log::info("weights start from {}", source.directory);
+    source = open_checkpoint(*config_.run.init_from);
+    value = weights_of(*source, *arena_);
+    log::info("weights start from {}", source->directory);
     return {};
   });
-  share_weights(*arena_, *communicator_);
+  share_weights(*arena_, *communicator_, value);
 }
 
 /// Every rank opens the shards itself; they must be the same ones, and those of the run so far.
@@ -276,6 +278,7 @@ void Trainer::describe_run(const std::vector<std::string>& command_line) {
       *config_.train.micro_batch_sequences, config_.data.sequence_length,
       config_.train.precision == config::Precision::kBfloat16 ? "bfloat16" : "float32", device_.str(),
       ranks == 1 ? "" : fmt::format(", {} ranks, ZeRO-{}", ranks, config_.distributed.zero));
+  log::info("memory before activations: {}", arena_->bytes().describe());
   const optim::DecayGroups groups = optim::decay_groups(*arena_, config_.optimizer.decay_all);
   log::info("weight decay {} on: {}", config_.optimizer.weight_decay, groups.decayed);
   log::info("no weight decay on: {}; not trained: {}", groups.not_decayed, groups.not_trained);
@@ -402,11 +405,11 @@ void Trainer::write(const metrics::StepRecord& record) {
 
 void Trainer::save() {
   if (saved_step_ == state_.step) return;
-  parallel_->gather_masters();
+  const at::Tensor masters = parallel_->gather_masters();
   if (checkpoints_) {
     // The metrics up to this step must outlive a crash that comes after the checkpoint is in place.
     if (metrics_) metrics_->sync();
-    checkpoints_->save(take_snapshot(*arena_, *communicator_, state_, about_));
+    checkpoints_->save(take_snapshot(*arena_, masters, *communicator_, state_, about_));
   }
   saved_step_ = state_.step;
   saved_at_ = Clock::now();

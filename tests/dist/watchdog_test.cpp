@@ -67,13 +67,24 @@ TEST_CASE("work that fails is named at once, with its reason", "[watchdog]") {
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
 }
 
-TEST_CASE("a process that stays in its wait after a failure is ended with exit code 3", "[watchdog][dist]") {
-  test::Ranks stuck(1, [](int) -> std::string {
+TEST_CASE(
+    "a process that stays in its wait after a failure is ended with exit code 3, and so is one whose "
+    "end of waiting does not end",
+    "[watchdog][dist]") {
+  const bool blocks = GENERATE(false, true);
+  CAPTURE(blocks);
+  test::Ranks stuck(1, [blocks](int) -> std::string {
     Watchdog watchdog({.timeout = watchdog_test::milliseconds(50),
-                       .end_waiting = [] {},
+                       .end_waiting =
+                           [blocks] {
+                             if (blocks) std::this_thread::sleep_for(std::chrono::seconds(60));
+                           },
                        .grace = watchdog_test::milliseconds(100)});
     watchdog.watch({.what = "work", .finished = [] { return false; }});
-    std::this_thread::sleep_for(std::chrono::seconds(60));
+    if (blocks)
+      watchdog_test::wait_for_failure(watchdog);
+    else
+      std::this_thread::sleep_for(std::chrono::seconds(60));
     return "left alone";
   });
   const test::RankResult result = stuck.wait(0);

@@ -1,6 +1,8 @@
 #include "optim/parameter_arena.h"
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 
 #include "base/error.h"
 #include "tests/support/test.h"
@@ -75,17 +77,25 @@ TEST_CASE("ranks own every element once, but what is common, and buckets are cut
         const ParameterArena arena(
             small_model(),
             {.compute = compute, .sharding = {.world_size = world, .rank = rank, .bucket_elements = 100}});
-        owners.resize(static_cast<size_t>(arena.masters().numel()));
+        owners.resize(static_cast<size_t>(arena.size()));
+        const bool shared_out = world > 1 && compute == at::kBFloat16;
+        CHECK(arena.masters_shared_out() == shared_out);
         int64_t moments = 0;
         for (const ParameterArena::OwnedRange& range : arena.owned()) {
           CHECK(range.begin % ParameterArena::kBlock == 0);
           CHECK(range.size() % ParameterArena::kBlock == 0);
           CHECK(range.moments == moments);
+          CHECK(range.masters == (shared_out ? moments : range.begin));
           moments += range.size();
           for (int64_t i = range.begin; i < range.end; ++i)
             if (!range.common || rank == 0) ++owners[static_cast<size_t>(i)];
         }
         CHECK(moments == arena.exp_avgs().numel());
+        CHECK(arena.masters().numel() == (shared_out ? moments : arena.size()));
+        // As computed: gradients of everything, 8 bytes of moments and, beside a bf16 copy, 4 of masters for
+        // what is owned.
+        const int64_t copy = compute == at::kBFloat16 ? 2 * arena.size() : 0;
+        CHECK(arena.bytes().sum() == 4 * arena.size() + 8 * moments + copy + 4 * arena.masters().numel());
         for (const ParameterArena::Range& bucket : arena.buckets()) CHECK(bucket.size() % world == 0);
         // What ops read from the masters beside a compute copy is common, and nothing else is.
         const bool has_common = arena.owned().back().common;
@@ -94,6 +104,38 @@ TEST_CASE("ranks own every element once, but what is common, and buckets are cut
           if (has_common) CHECK((slot.offset >= arena.owned().back().begin) == slot.spec.full_precision);
       }
       CHECK(std::count(owners.begin(), owners.end(), 1) == static_cast<int64_t>(owners.size()));
+    }
+  }
+}
+
+TEST_CASE("a parameter's value reaches its masters on whatever ranks own them, and every compute copy",
+          "[parameter_arena]") {
+  for (const int64_t world : {1, 2, 3}) {
+    std::map<std::string, at::Tensor> values;
+    at::Tensor gathered;  // [P] from the ranks' masters
+    for (int64_t rank = 0; rank < world; ++rank) {
+      ParameterArena arena(small_model(),
+                           {.compute = at::kBFloat16,
+                            .sharding = {.world_size = world, .rank = rank, .bucket_elements = 100}});
+      if (rank == 0) gathered = at::full({arena.size()}, std::nan(""));
+      for (const auto& slot : arena.slots()) {
+        at::Tensor& value = values[slot.spec.name];
+        if (rank == 0) value = at::randn(slot.spec.shape);
+        arena.set(slot, value);
+        const at::Tensor seen = arena.weight(slot.spec.name).value;
+        CHECK(at::equal(seen, value.to(seen.scalar_type())));
+      }
+      for (const ParameterArena::OwnedRange& own : arena.owned())
+        gathered.narrow(0, own.begin, own.size()).copy_(arena.masters().narrow(0, own.masters, own.size()));
+      const at::Tensor copy = arena.compute_copy().clone();
+      arena.refresh_compute_copy();
+      CHECK(at::equal(copy, arena.compute_copy()));
+      if (world > 1) CHECK_THROWS_AS(arena.master("q"), InternalError);
+      if (rank + 1 < world) continue;
+      for (const auto& slot : arena.slots())
+        CHECK(at::equal(gathered.narrow(0, slot.offset, slot.spec.num_elements()).view(slot.spec.shape),
+                        values[slot.spec.name]));
+      CHECK_THROWS_AS(arena.set(arena.slots().front(), at::zeros({3})), InternalError);
     }
   }
 }

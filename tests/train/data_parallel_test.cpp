@@ -150,9 +150,13 @@ TEST_CASE("tied embeddings, parameters without gradients and every backbone are 
 TEST_CASE("jobs of equally many ranks have equal bits, straight or stopped and resumed",
           "[data_parallel][dist]") {
   namespace t = data_parallel_test;
+  // In bfloat16 the ranks share the masters out too.
+  const auto precision = GENERATE(config::Precision::kFloat32, config::Precision::kBfloat16);
   const TrainFolder folder;
   config::Config straight = t::small_run(folder, "straight");
-  config::Config parts = t::small_run(folder, "parts");
+  straight.train.precision = precision;
+  config::Config parts = straight;
+  parts.run.name = "parts";
   t::train_to_the_end(2, straight);
   for (const int64_t steps : {3, 5, 8}) {
     parts.train.steps = steps;
@@ -171,9 +175,14 @@ TEST_CASE("jobs of equally many ranks have equal bits, straight or stopped and r
 TEST_CASE("a run goes on from 2 ranks to 4 to 1 and back to 2, as if it had always been one",
           "[data_parallel][dist]") {
   namespace t = data_parallel_test;
+  const auto precision = GENERATE(config::Precision::kFloat32, config::Precision::kBfloat16);
+  const bool wide = precision == config::Precision::kFloat32;
+  CAPTURE(wide);
   const TrainFolder folder;
-  t::train_to_the_end(1, t::small_run(folder, "one"));
-  config::Config elastic = t::small_run(folder, "elastic");
+  config::Config elastic = t::small_run(folder, "one");
+  elastic.train.precision = precision;
+  t::train_to_the_end(1, elastic);
+  elastic.run.name = "elastic";
   elastic.train.micro_batch_sequences = std::nullopt;  // each start finds one that fits
   for (const auto& [world, steps] : {std::pair{2, 2}, {4, 4}, {1, 6}, {2, 8}}) {
     elastic.train.steps = steps;
@@ -184,8 +193,9 @@ TEST_CASE("a run goes on from 2 ranks to 4 to 1 and back to 2, as if it had alwa
   // Each start ended with a validation of its own.
   for (std::vector<Json>* records : {&expected, &found})
     for (Json& record : *records) record.erase("validation_loss");
-  t::check_metrics(found, expected, 2e-5);
-  t::check_close_weights(folder.newest("elastic"), folder.newest("one"), 1e-4);
+  // In bfloat16 as of two ranks and one above.
+  t::check_metrics(found, expected, wide ? 2e-5 : 2e-3);
+  t::check_close_weights(folder.newest("elastic"), folder.newest("one"), wide ? 1e-4 : 2e-2);
 }
 
 TEST_CASE("when a layer's backward is told to be over, its gradients and those behind it are final",

@@ -112,17 +112,24 @@ class C10dCommunicator : public Communicator {
 
   ~C10dCommunicator() override {
     if (!device_.is_cuda()) return;
-    const bool failed = std::uncaught_exceptions() > 0 || watchdog_->failure();
-    watchdog_.reset();
+    if (watchdog_->failure()) {
+      watchdog_.reset();  // it has aborted the backend
+      return;
+    }
+    // Shutting down in order waits for the others, who may be gone; aborting should wait for nobody.
+    const auto closed = std::make_shared<std::atomic<bool>>(false);
+    watchdog_->watch({.what = fmt::format("rank {} of {}: closing the connections", rank(), world_size()),
+                      .finished = [closed] { return closed->load(); }});
     try {
-      // Shutting down in order waits for the others, who may be gone.
-      if (failed)
+      if (std::uncaught_exceptions() > 0)
         backend_->abort();
       else
         backend_->shutdown();
     } catch (const std::exception& failure) {
       log::warning("rank {}: closing the connections failed: {}", rank(), reason_of(failure));
     }
+    closed->store(true);
+    watchdog_.reset();
   }
 
   int64_t rank() const override { return launched_.rank; }

@@ -56,13 +56,21 @@ void Watchdog::run() {
   while (!changed_.wait_for(lock, period, [&] { return stop_; })) {
     failure_ = inspect();
     if (!failure_) continue;
-    lock.unlock();
     log::error("{}", *failure_);
-    options_.end_waiting();
-    lock.lock();
-    if (changed_.wait_for(lock, options_.grace, [&] { return stop_; })) return;
-    log::error("the process does not come to its end after this failure: it is ended now");
-    ::_exit(static_cast<int>(ExitCode::kEnvironmentError));
+    // On a thread of its own: what is to end the waiting has been seen to wait itself.
+    std::thread ending([this] {
+      options_.end_waiting();
+      const std::lock_guard ended(mutex_);
+      ended_waiting_ = true;
+      changed_.notify_all();
+    });
+    if (!changed_.wait_for(lock, options_.grace, [&] { return stop_ && ended_waiting_; })) {
+      log::error("the process does not come to its end after this failure: it is ended now");
+      ::_exit(static_cast<int>(ExitCode::kEnvironmentError));
+    }
+    lock.unlock();
+    ending.join();
+    return;
   }
 }
 

@@ -23,9 +23,10 @@ class Watchdog {
 
   struct Options {
     std::chrono::milliseconds timeout{0};  // of a task, from watch() on
-    std::function<void()> end_waiting;     // must make the host's waits for the device return
-    /// After a failure, for the process to come to its end by itself; then it is ended with exit code 3.
-    std::chrono::milliseconds grace{30000};
+    std::function<void()> end_waiting;     // must make the host's waits for the device return; may block
+    /// After a failure, for the process to come to its end by itself, end_waiting included; then it is ended
+    /// with exit code 3.
+    std::chrono::milliseconds grace{10000};
   };
 
   explicit Watchdog(Options options);
@@ -52,6 +53,7 @@ class Watchdog {
   std::deque<Watched> tasks_;
   std::optional<std::string> failure_;
   bool stop_ = false;
+  bool ended_waiting_ = false;
   std::thread thread_;
 };
 

@@ -1,9 +1,12 @@
 #include "dist/communicator.h"
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "base/error.h"
 #include "dist/detail/c10d_communicator.h"
+#include "tensor/device_mark.h"
 #include "tensor/torch.h"
 
 namespace osdn::dist {
@@ -39,8 +42,11 @@ std::string_view collective_name(CollectiveKind kind) {
 }
 
 std::string Communicator::describe(const Collective& collective) const {
-  return fmt::format("rank {} of {}, step {}: {} of {}", rank(), world_size(), step_,
-                     collective_name(collective.kind), collective.what);
+  return fmt::format("{}: {} of {}", place(), collective_name(collective.kind), collective.what);
+}
+
+std::string Communicator::place() const {
+  return fmt::format("rank {} of {}, step {}", rank(), world_size(), step_);
 }
 
 std::unique_ptr<PendingCollective> Communicator::start(const Collective& collective) {
@@ -82,20 +88,36 @@ void Communicator::reduce_scatter(const at::Tensor& range, std::string_view what
   run({.kind = CollectiveKind::kReduceScatter, .range = range, .root = 0, .what = std::string(what)});
 }
 
+at::Tensor Communicator::to_host(const at::Tensor& values) {
+  if (values.is_cpu() || world_size() == 1) return values.to(at::kCPU);
+  // A thread that waits within the driver keeps others out of it, who are to end its waiting.
+  at::Tensor host = at::empty(values.sizes(), values.options().device(at::kCPU).pinned_memory(true));
+  host.copy_(values, /*non_blocking=*/true);
+  const DeviceMark mark;
+  auto checked = std::chrono::steady_clock::now();
+  while (!mark.reached()) {
+    std::this_thread::yield();
+    const auto now = std::chrono::steady_clock::now();
+    if (now - checked < std::chrono::milliseconds(50)) continue;
+    check();
+    checked = now;
+  }
+  check();
+  return host;
+}
+
 std::string Communicator::broadcast_text(const std::string& text, std::string_view what) {
   const std::string name(what);
   const at::TensorOptions on_device = at::TensorOptions().device(device());
   at::Tensor size = at::full({1}, static_cast<int64_t>(text.size()), on_device.dtype(at::kLong));  // [1]
   broadcast(size, 0, "the length of " + name);
-  const int64_t length = size.item<int64_t>();
-  check();
+  const int64_t length = to_host(size).item<int64_t>();
   if (length == 0) return {};
   at::Tensor bytes = at::zeros({length}, at::kByte);  // [length]
   if (rank() == 0) std::memcpy(bytes.data_ptr(), text.data(), text.size());
   bytes = bytes.to(device());
   broadcast(bytes, 0, name);
-  bytes = bytes.to(at::kCPU);
-  check();
+  bytes = to_host(bytes);
   return {static_cast<const char*>(bytes.data_ptr()), static_cast<size_t>(length)};
 }
 

@@ -32,9 +32,10 @@ struct Collective {
   std::string what;  // for errors, e.g. "gradients of bucket 3"
 };
 
-/// A collective that was started. wait() returns when the range may be used: on CUDA by work queued later on
-/// the current stream, without blocking the host (a barrier blocks). Not waiting for a started collective is
-/// a programming error.
+/// A collective that was started, or, while the current stream is captured into a CUDA graph, recorded: it
+/// runs whenever the graph does, and wait() is recorded too. wait() returns when the range may be used: on
+/// CUDA by work queued later on the current stream, without blocking the host (a barrier blocks). Not waiting
+/// for a started collective is a programming error.
 class PendingCollective {
  public:
   virtual ~PendingCollective() = default;
@@ -60,6 +61,11 @@ class Communicator {
   /// float64, int64. The order of sums is fixed by the ranks, so equal jobs give equal bits.
   std::unique_ptr<PendingCollective> start(const Collective& collective);
 
+  /// After a replay of the graph into which collectives were recorded was queued on the current stream: that
+  /// it ends is watched like a collective, whose time-out then names the first that is not done. Collectives
+  /// are recorded in one graph of a communicator.
+  virtual void watch_replay() {}
+
   /// Throws EnvironmentError naming rank, step and collective when one failed or ran into its time-out in the
   /// background. On CUDA that is known once the host has waited for the device: call it there.
   virtual void check() = 0;
@@ -74,6 +80,10 @@ class Communicator {
   void all_gather(const at::Tensor& range, std::string_view what);
   void reduce_scatter(const at::Tensor& range, std::string_view what);
 
+  /// A copy on the host of what lies on the device. Blocks, but not within the driver: throws as check() does
+  /// as soon as a collective before it fails or runs into its time-out.
+  at::Tensor to_host(const at::Tensor& values);
+
   /// Rank 0's text on every rank; what the others give is ignored. Blocks.
   std::string broadcast_text(const std::string& text, std::string_view what);
 
@@ -82,6 +92,8 @@ class Communicator {
   virtual std::unique_ptr<PendingCollective> launch(const Collective& collective) = 0;
   /// "rank 1 of 2, step 17: all_reduce_sum of gradients of bucket 3"
   std::string describe(const Collective& collective) const;
+  /// "rank 1 of 2, step 17"
+  std::string place() const;
 
  private:
   void run(const Collective& collective) { start(collective)->wait(); }

@@ -165,8 +165,7 @@ std::vector<std::vector<double>> exchange(dist::Communicator& communicator, cons
   const at::Tensor rows = at::zeros({communicator.world_size(), length}, row.options());  // [ranks, n]
   rows.select(0, communicator.rank()).copy_(row);
   communicator.all_gather(rows, what);
-  const at::Tensor host = rows.to(at::kCPU);
-  communicator.check();
+  const at::Tensor host = communicator.to_host(rows);
   const double* values = host.data_ptr<double>();
   std::vector<std::vector<double>> result;
   for (int64_t rank = 0; rank < communicator.world_size(); ++rank)

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "dist/communicator.h"
 #include "tensor/device.h"
+#include "tensor/device_graph.h"
 #include "tests/dist/collectives.h"
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
@@ -77,8 +78,7 @@ TEST_CASE("of two GPUs, one whose rank stays away ends the other's collective by
     if (rank == 1) ::raise(SIGSTOP);
     group->set_step(5);
     group->all_reduce_sum(gradients, "gradients of bucket 3");
-    const double sum = gradients.sum().item<double>();  // where the host waits for the device
-    group->check();
+    const double sum = group->to_host(gradients.sum()).item<double>();
     return "not noticed: " + std::to_string(sum);
   });
   const test::RankResult result = ranks.wait(0);
@@ -88,6 +88,56 @@ TEST_CASE("of two GPUs, one whose rank stays away ends the other's collective by
             "rank 0 of 2, step 5: all_reduce_sum of gradients of bucket 3: not finished within 4 s") !=
         std::string::npos);
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(60));
+}
+
+TEST_CASE(
+    "of two GPUs, collectives in a captured graph run at every replay, and one that does not end is named",
+    "[nccl_communicator][cuda]") {
+  namespace t = nccl_communicator_test;
+  const int gpus = t::visible_gpus();
+  REQUIRE(gpus >= 1);
+  if (gpus < 2) return;
+  const int port = test::free_port();
+  test::Ranks ranks(2, [&](int rank) -> std::string {
+    const auto group = t::join(rank, 2, rank, port, std::chrono::seconds(4));
+    const auto on_gpu = at::TensorOptions().device(group->device());
+    constexpr int64_t kPart = 1 << 19;
+    at::Tensor gradients = at::zeros({2 * kPart}, on_gpu);
+    at::Tensor weights = at::zeros({2 * kPart}, on_gpu);
+    DeviceGraph graph;
+    graph.capture([&] {
+      const auto sums = group->start({.kind = CollectiveKind::kReduceScatter,
+                                      .range = gradients,
+                                      .root = 0,
+                                      .what = "gradients of bucket 0"});
+      sums->wait();
+      weights.narrow(0, rank * kPart, kPart).copy_(gradients.narrow(0, rank * kPart, kPart));
+      group->all_gather(weights, "weights of bucket 0");
+    });
+    for (int64_t step = 1; step <= 3; ++step) {
+      group->set_step(step);
+      gradients.fill_(static_cast<double>(step * (rank + 1)));
+      weights.fill_(-1.0);
+      graph.replay();
+      group->watch_replay();
+      if (!weights.eq(3.0 * static_cast<double>(step)).all().item<bool>())
+        return "wrong sums in replay " + std::to_string(step);
+      group->check();
+    }
+    group->barrier("replays");
+    if (rank == 1) ::raise(SIGSTOP);
+    group->set_step(4);
+    graph.replay();
+    group->watch_replay();
+    const double sum = group->to_host(weights.sum()).item<double>();
+    return "not noticed: " + std::to_string(sum);
+  });
+  const test::RankResult result = ranks.wait(0);
+  INFO(result.text);
+  CHECK(result.exit_code == static_cast<int>(ExitCode::kEnvironmentError));
+  CHECK(result.text.find(
+            "rank 0 of 2, step 4: reduce_scatter of gradients of bucket 0: not finished within 4 s") !=
+        std::string::npos);
 }
 
 }  // namespace osdn::dist

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 
@@ -56,6 +57,37 @@ TEST_CASE("a task may have a shorter time than the others", "[watchdog]") {
   watchdog.watch(
       {.what = "first sums", .finished = [] { return false; }, .timeout = watchdog_test::milliseconds(200)});
   CHECK(watchdog_test::wait_for_failure(watchdog).find("first sums: not finished within 0.2 s") == 0);
+}
+
+TEST_CASE("what a task holds is destroyed by the thread that gives tasks, not by the one that watches",
+          "[watchdog]") {
+  struct Held {
+    std::thread::id* destroyed_by;
+    explicit Held(std::thread::id* by) : destroyed_by(by) {}
+    ~Held() { *destroyed_by = std::this_thread::get_id(); }
+  };
+  std::thread::id destroyed_by;
+  std::atomic<int> asked{0};
+  Watchdog watchdog({.timeout = watchdog_test::milliseconds(100), .end_waiting = [] {}});
+  watchdog.watch(
+      {.what = "work", .finished = [held = std::make_shared<Held>(&destroyed_by)] { return true; }});
+  watchdog.watch({.what = "work", .finished = [&] {
+                    ++asked;
+                    return true;
+                  }});
+  for (int i = 0; i < 2000 && asked == 0; ++i) std::this_thread::sleep_for(watchdog_test::milliseconds(5));
+  CHECK(destroyed_by == std::thread::id());
+  watchdog.watch({.what = "work", .finished = [] { return true; }});
+  CHECK(destroyed_by == std::this_thread::get_id());
+}
+
+TEST_CASE("work of several parts says which part is not done", "[watchdog]") {
+  Watchdog watchdog({.timeout = watchdog_test::milliseconds(100), .end_waiting = [] {}});
+  watchdog.watch({.what = "rank 0 of 2, step 7",
+                  .finished = [] { return false; },
+                  .where = [] { return std::string("reduce_scatter of gradients"); }});
+  CHECK(watchdog_test::wait_for_failure(watchdog).find(
+            "rank 0 of 2, step 7: reduce_scatter of gradients: not finished within 0.1 s") == 0);
 }
 
 TEST_CASE("work that fails is named at once, with its reason", "[watchdog]") {

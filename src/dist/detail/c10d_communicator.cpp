@@ -15,6 +15,7 @@
 #include "dist/detail/rendezvous.h"
 #include "dist/detail/watchdog.h"
 #include "tensor/device.h"
+#include "tensor/device_mark.h"
 #include "tensor/torch.h"
 
 namespace osdn::dist::detail {
@@ -62,6 +63,54 @@ class TcpBoard : public Board {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
+/// The collectives of a captured graph, in their order, and how many of them the present replay has seen end:
+/// the device writes it to memory of the host, which the watching thread may read while the device hangs.
+class Captured {
+ public:
+  /// Outside of any capture.
+  void prepare(at::Device device) {
+    constexpr int64_t kMost = 4096;
+    counts_ = at::arange(1, kMost + 1, at::TensorOptions().dtype(at::kInt).device(device));
+    done_ = at::zeros({1}, at::TensorOptions().dtype(at::kInt).pinned_memory(true));
+  }
+  size_t add(std::string name) {
+    names_.push_back(std::move(name));
+    return names_.size() - 1;
+  }
+  /// Recorded on the current stream: the collective with this number is done.
+  void record_done(size_t number) {
+    done_.copy_(counts_.narrow(0, static_cast<int64_t>(number), 1), /*non_blocking=*/true);
+  }
+  bool empty() const { return names_.empty(); }
+  /// The first that is not done.
+  std::string present() const {
+    const auto done =
+        static_cast<size_t>(*static_cast<const volatile int32_t*>(done_.const_data_ptr<int32_t>()));
+    return names_[done % names_.size()];  // all of them: those of the replay before
+  }
+
+ private:
+  std::vector<std::string> names_;
+  at::Tensor counts_;  // [kMost] int32 on the device: 1, 2, ...
+  at::Tensor done_;    // [1] int32, pinned
+};
+
+/// A collective in a graph.
+class RecordedWork : public PendingCollective {
+ public:
+  RecordedWork(WorkPtr work, Captured& captured, size_t number)
+      : work_(std::move(work)), captured_(captured), number_(number) {}
+  void wait() override {
+    work_->wait();
+    captured_.record_done(number_);
+  }
+
+ private:
+  WorkPtr work_;
+  Captured& captured_;
+  size_t number_;
+};
+
 class StartedWork : public PendingCollective {
  public:
   StartedWork(WorkPtr work, at::Tensor range, std::string what, std::optional<at::Device> blocking)
@@ -102,6 +151,7 @@ class C10dCommunicator : public Communicator {
       watchdog_.emplace(Watchdog::Options{.timeout = timeout, .end_waiting = [this] { backend_->abort(); }});
     token_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device));
     if (!device.is_cuda()) return;
+    captured_.prepare(device);
     try {
       try_links(timeout);
     } catch (...) {
@@ -136,6 +186,17 @@ class C10dCommunicator : public Communicator {
   int64_t world_size() const override { return launched_.world_size; }
   at::Device device() const override { return device_; }
 
+  void watch_replay() override {
+    if (captured_.empty()) return;
+    watchdog_->watch({.what = place(),
+                      .finished =
+                          [mark = std::make_shared<DeviceMark>(), gpu = device_.index()] {
+                            use_gpu(gpu);
+                            return mark->reached();
+                          },
+                      .where = [this] { return captured_.present(); }});
+  }
+
   void check() override {
     if (!watchdog_) return;
     if (const auto failure = watchdog_->failure()) throw EnvironmentError("{}", *failure);
@@ -155,6 +216,11 @@ class C10dCommunicator : public Communicator {
       work = begin(collective, range);
     } catch (const std::exception& failure) {
       throw EnvironmentError("{}: {}", what, reason_of(failure));
+    }
+    if (watchdog_ && is_capturing()) {
+      OSDN_ASSERT(!barrier, "{}: the host cannot wait while a graph is captured", what);
+      std::string name = fmt::format("{} of {}", collective_name(collective.kind), collective.what);
+      return std::make_unique<RecordedWork>(std::move(work), captured_, captured_.add(std::move(name)));
     }
     if (watchdog_)
       watchdog_->watch({.what = what, .finished = [work, gpu = device_.index()] {
@@ -194,8 +260,7 @@ class C10dCommunicator : public Communicator {
       at::Tensor values = at::full({size}, launched_.rank + 1.0, token_.options());  // [size]
       all_reduce_sum(values, "the first sums");
       const double expected = 0.5 * launched_.world_size * (launched_.world_size + 1.0);
-      const bool right = values.eq(expected).all().item<bool>();
-      check();
+      const bool right = to_host(values.eq(expected).all()).item<bool>();
       if (!right) throw EnvironmentError("{}: a sum of {} numbers is wrong", what, size);
     }
     done->store(true);
@@ -253,6 +318,7 @@ class C10dCommunicator : public Communicator {
   at::Device device_;
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> backend_;
+  Captured captured_;
   std::optional<Watchdog> watchdog_;  // of NCCL; Gloo's waits end by themselves
   at::Tensor token_;                  // [1] what a barrier sums
 };

@@ -23,7 +23,9 @@ Watchdog::~Watchdog() {
 }
 
 void Watchdog::watch(Task task) {
+  std::vector<Task> finished;
   const std::lock_guard lock(mutex_);
+  finished.swap(finished_);
   tasks_.push_back({.task = std::move(task), .since = std::chrono::steady_clock::now()});
 }
 
@@ -35,7 +37,10 @@ std::optional<std::string> Watchdog::failure() const {
 /// Drops what is finished; says what is wrong with the oldest that is not. Holds the lock.
 std::optional<std::string> Watchdog::inspect() {
   try {
-    while (!tasks_.empty() && tasks_.front().task.finished()) tasks_.pop_front();
+    while (!tasks_.empty() && tasks_.front().task.finished()) {
+      finished_.push_back(std::move(tasks_.front().task));
+      tasks_.pop_front();
+    }
   } catch (const std::exception& reason) {
     return fmt::format("{}: {}", tasks_.front().task.what, reason.what());
   }
@@ -43,10 +48,11 @@ std::optional<std::string> Watchdog::inspect() {
   const std::chrono::milliseconds own = tasks_.front().task.timeout;
   const std::chrono::milliseconds timeout = own.count() > 0 ? own : options_.timeout;
   if (std::chrono::steady_clock::now() - tasks_.front().since < timeout) return std::nullopt;
+  const Task& task = tasks_.front().task;
   return fmt::format(
-      "{}: not finished within {} s; another rank has stopped, is far behind, or cannot be reached "
+      "{}{}: not finished within {} s; another rank has stopped, is far behind, or cannot be reached "
       "(distributed.timeout_seconds)",
-      tasks_.front().task.what, static_cast<double>(timeout.count()) / 1000);
+      task.what, task.where ? ": " + task.where() : "", static_cast<double>(timeout.count()) / 1000);
 }
 
 void Watchdog::run() {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace osdn::dist::detail {
 
@@ -19,6 +20,7 @@ class Watchdog {
     std::string what;                      // begins the message of its failure
     std::function<bool()> finished;        // asked again and again; throws when the work has failed
     std::chrono::milliseconds timeout{0};  // where it is not that of the options
+    std::function<std::string()> where{};  // continues `what` when the time is out; may be empty
   };
 
   struct Options {
@@ -34,7 +36,8 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// Tasks end in the order in which they are given.
+  /// Tasks end in the order in which they are given. They are destroyed here and with the watchdog, never by
+  /// its thread: to destroy an event of CUDA waits for another thread that waits for the device.
   void watch(Task task);
   /// The first failure, if there was one.
   std::optional<std::string> failure() const;
@@ -51,6 +54,7 @@ class Watchdog {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Watched> tasks_;
+  std::vector<Task> finished_;  // to be destroyed by whoever calls watch()
   std::optional<std::string> failure_;
   bool stop_ = false;
   bool ended_waiting_ = false;

@@ -82,12 +82,16 @@ int64_t ParameterArena::add_groups(const std::vector<std::vector<const Parameter
 void ParameterArena::share_out(const Sharding& sharding, int64_t shared_end, int64_t end) {
   OSDN_ASSERT(sharding.world_size >= 1 && sharding.rank >= 0 && sharding.rank < sharding.world_size,
               "rank {} of {}", sharding.rank, sharding.world_size);
-  const int64_t step =
-      sharding.bucket_elements <= 0
-          ? shared_end
-          : parameter_arena_detail::round_up(sharding.bucket_elements, kBlock * sharding.world_size);
-  for (int64_t begin = 0; begin < shared_end; begin += step)
-    buckets_.push_back({.begin = begin, .end = std::min(shared_end, begin + step)});
+  const auto shareable = [&](int64_t elements) {
+    return parameter_arena_detail::round_up(elements, kBlock * sharding.world_size);
+  };
+  const int64_t step = sharding.bucket_elements > 0 ? shareable(sharding.bucket_elements) : shared_end;
+  const int64_t last_step = sharding.last_elements > 0 ? shareable(sharding.last_elements) : step;
+  for (int64_t begin = 0; begin < shared_end;) {
+    const int64_t size = shared_end - begin > step ? step : last_step;
+    buckets_.push_back({.begin = begin, .end = std::min(shared_end, begin + size)});
+    begin = buckets_.back().end;
+  }
   const auto own = [&](int64_t begin, int64_t last, bool common) {
     const int64_t moments = owned_.empty() ? 0 : owned_.back().moments + owned_.back().size();
     owned_.push_back({{.begin = begin, .end = last}, moments, 0, common});

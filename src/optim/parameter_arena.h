@@ -55,6 +55,7 @@ class ParameterArena {
     int64_t world_size = 1;  // ranks that share the moments; 1: this process keeps all
     int64_t rank = 0;
     int64_t bucket_elements = 0;  // of a bucket, rounded up to what the ranks can share; 0: one bucket
+    int64_t last_elements = 0;    // of the buckets that make up the last bucket_elements; 0: as the others
   };
 
   struct Options {

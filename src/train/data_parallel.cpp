@@ -9,9 +9,12 @@
 namespace osdn::train {
 namespace data_parallel_detail {
 
-// Large enough that a collective runs at the rate of the links, small enough that the last one, which nothing
-// hides, is short: 64 MiB of fp32 gradients; of a small model an eighth, so that there is something to hide.
-constexpr int64_t kLargestBucket = int64_t{16} << 20;  // elements
+// Few and large, for what a collective costs beside its transfer is paid by the bucket: ranks that are not
+// equally fast wait for each other in it, and kernels that fill the GPU run twice as long while it holds
+// processors. Small at the end, where nothing hides the last sum of a step, nor the first weights of the
+// next. 256 and 64 MiB of fp32 gradients; of a small model an eighth, so that there is something to hide.
+constexpr int64_t kLargestBucket = int64_t{64} << 20;  // elements
+constexpr int64_t kLastBuckets = int64_t{16} << 20;    // elements of each
 constexpr int64_t kFewestBuckets = 8;
 
 using Range = optim::ParameterArena::Range;
@@ -28,8 +31,12 @@ optim::ParameterArena::Sharding arena_sharding(const dist::Communicator& communi
   if (communicator.world_size() == 1) return {};
   const int64_t elements =
       std::clamp<int64_t>(num_parameters / detail::kFewestBuckets, 1, detail::kLargestBucket);
-  if (zero == 0) return {.bucket_elements = elements};
-  return {.world_size = communicator.world_size(), .rank = communicator.rank(), .bucket_elements = elements};
+  const int64_t last = std::min(elements, detail::kLastBuckets);
+  if (zero == 0) return {.bucket_elements = elements, .last_elements = last};
+  return {.world_size = communicator.world_size(),
+          .rank = communicator.rank(),
+          .bucket_elements = elements,
+          .last_elements = last};
 }
 
 DataParallel::DataParallel(optim::ParameterArena& arena, dist::Communicator& communicator, int64_t num_layers)

@@ -108,6 +108,18 @@ TEST_CASE("ranks own every element once, but what is common, and buckets are cut
   }
 }
 
+TEST_CASE("the last of the buckets may be smaller than the others", "[parameter_arena]") {
+  const ParameterArena arena(
+      {{.name = "matrix", .shape = {10, 100}}},
+      {.sharding = {.world_size = 2, .rank = 1, .bucket_elements = 300, .last_elements = 100}});
+  std::vector<int64_t> sizes;
+  for (const ParameterArena::Range& bucket : arena.buckets()) sizes.push_back(bucket.size());
+  // Of 1024: whole ones of 384 while more than one is left, then ones of 128.
+  CHECK(sizes == std::vector<int64_t>{384, 384, 128, 128});
+  CHECK(arena.owned().size() == 4);
+  CHECK(arena.owned().back().end == arena.size());
+}
+
 TEST_CASE("a parameter's value reaches its masters on whatever ranks own them, and every compute copy",
           "[parameter_arena]") {
   for (const int64_t world : {1, 2, 3}) {

@@ -20,8 +20,8 @@ namespace backend_nccl_detail {
 constexpr std::array<std::pair<const char*, const char*>, 6> kSettings = {
     {{"NCCL_ALGO", "Ring"},
      {"NCCL_PROTO", "Simple"},
-     {"NCCL_MIN_NCHANNELS", "16"},
-     {"NCCL_MAX_NCHANNELS", "16"},
+     {"NCCL_MIN_NCHANNELS", "32"},
+     {"NCCL_MAX_NCHANNELS", "32"},
      {"NCCL_NVLS_ENABLE", "0"},
      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}}};
 

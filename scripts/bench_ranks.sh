@@ -5,7 +5,8 @@
 #     CASE            CONFIGURATION:SEQUENCES[:KEY=VALUE...]: of configs/, with so many sequences of 2,048 tokens a GPU, and
 #                     overrides; without any: DeltaNet and OSDN-DeltaNet, 340M with 16 and 1.3B with 8, and what ZeRO-0 and
 #                     q_geo at every step cost
-#     --gpus "1 2"    numbers of GPUs; all of one host by default: 1 2 4 8 as far as there are
+#     --gpus "1 2"    numbers of GPUs; all of one host by default: 1 2 4 8 as far as there are. For one, every GPU trains alone,
+#                     all at the same time: GPUs of a host are not equally fast
 #     --steps 40      a run, of which the first quarter is left out
 #     --binary OSDN   instead of the release build
 #   scripts/bench_ranks.sh --page LINES MACHINE       the page on stdout, from lines recorded on MACHINE ("NVIDIA H200")
@@ -24,15 +25,15 @@ median_of() {  # field, lines to leave out, file
 }
 
 # One run until enough steps are recorded; then it is ended, without a checkpoint.
-train_case() {  # case, GPUs
-  local case=$1 gpus=$2 name config sequences settings=() more="" process waited metrics
+train_case() {  # case, GPUs, the first of them
+  local case=$1 gpus=$2 first=$3 name config sequences settings=() more="" process waited metrics
   IFS=: read -r config sequences more <<<"$case"
-  name=$(tr ':=.' '---' <<<"$case")-$gpus
+  name=$(tr ':=.' '---' <<<"$case")-$gpus-$first
   while [ -n "$more" ]; do
     settings+=(--set "${more%%:*}")
     if [[ $more == *:* ]]; then more=${more#*:}; else more=""; fi
   done
-  CUDA_VISIBLE_DEVICES=$(seq -s, 0 $((gpus - 1))) "$binary" train "configs/$config.yaml" \
+  CUDA_VISIBLE_DEVICES=$(seq -s, "$first" $((first + gpus - 1))) "$binary" train "configs/$config.yaml" \
     --set run.directory="$folder/runs" --set run.name="$name" --set data.train="[$folder/shards/train-*.h5]" --set data.validation=[] \
     --set data.tokenizer="$folder/shards/tokenizer.model" --set data.sequence_length=$tokens \
     --set train.global_batch_tokens=$((gpus * sequences * tokens)) --set train.micro_batch_sequences="$sequences" \
@@ -52,8 +53,8 @@ train_case() {  # case, GPUs
     say "$name: ended before step $steps"
     return 1
   fi
-  printf '{"configuration": "%s", "sequences": %d, "settings": "%s", "gpus": %d, "step_ms": %.2f, "tokens_per_second": %d, "memory_gib": %.2f, "before_activations_gib": %.2f, "loss": %.6f, "commit": "%s"}\n' \
-    "$config" "$sequences" "${case#"$config:$sequences"}" "$gpus" "$(median_of step_milliseconds $((steps / 4)) "$metrics")" \
+  printf '{"configuration": "%s", "sequences": %d, "settings": "%s", "gpus": %d, "first_gpu": %d, "step_ms": %.2f, "tokens_per_second": %d, "memory_gib": %.2f, "before_activations_gib": %.2f, "loss": %.6f, "commit": "%s"}\n' \
+    "$config" "$sequences" "${case#"$config:$sequences"}" "$gpus" "$first" "$(median_of step_milliseconds $((steps / 4)) "$metrics")" \
     "$(median_of tokens_per_second $((steps / 4)) "$metrics" | cut -d. -f1)" "$(median_of memory_gib $((steps - 1)) "$metrics")" \
     "$(sed -nE 's/.*memory before activations: ([0-9.]+) GiB.*/\1/p' "$folder/$name.log" | head -1)" \
     "$(sed -n "${steps}p" "$metrics" | sed -E 's/.*"loss": ?([-0-9.e+]+).*/\1/')" "$(sed -nE 's/.*"commit": ?"([0-9a-f]{1,12}).*/\1/p' "$folder/runs/$name/environment.json" | head -1)"
@@ -64,12 +65,13 @@ write_page() {  # lines, machine
   echo
   echo "Written by \`scripts/bench_ranks.sh\` on $(date -u +%Y-%m-%d) from runs of the shipped configurations on the built-in corpus, sequences of" \
     "$tokens tokens, one host. Medians over the steps of a run but its first quarter; all runs of a row's commit one after the other on" \
-    "the same machine. \"Of linear\": tokens/s against so many times those of one GPU. \"Memory before activations\" is" \
+    "the same machine. With one GPU every GPU of the host trains alone, all at the same time. \"Of linear\": tokens/s against the sum of what" \
+    "the same GPUs reach alone; \"of the slowest\": against so many times the slowest of them, for which the others wait in each step. \"Memory before activations\" is" \
     "what weights, gradients and optimizer state take ([computed](../architecture.md#8-several-ranks-srctraindata_parallelh)), \"peak\" what the" \
     "allocator held."
   echo
-  echo "| configuration | sequences a GPU | settings | GPUs | step ms | tokens/s | of linear | memory before activations GiB | peak GiB | last loss | commit |"
-  echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+  echo "| configuration | sequences a GPU | settings | GPUs | step ms | tokens/s | of linear | of the slowest | memory before activations GiB | peak GiB | last loss | commit |"
+  echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
   awk '
     function value(name,    found) {
       if (!match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")) return ""
@@ -81,13 +83,19 @@ write_page() {  # lines, machine
     {
       key = value("configuration") ":" value("sequences")
       settings = value("settings")
-      # ZeRO says nothing to one GPU: its row without settings is what several are held against.
-      if (value("gpus") == 1) one[key settings] = value("tokens_per_second")
-      base = key settings in one ? one[key settings] : one[key]
-      linear = value("gpus") > 1 && base > 0 ? sprintf("%.1f %%", 100 * value("tokens_per_second") / (value("gpus") * base)) : ""
+      rate = value("tokens_per_second") + 0; gpus = value("gpus") + 0
+      if (gpus == 1) { one[key settings, value("first_gpu")] = rate; alone[key settings] = 1 }
+      # ZeRO says nothing to one GPU: there the runs without settings are what several are held against.
+      base = key settings in alone ? key settings : key
+      linear = slowest = ""
+      if (gpus > 1 && base in alone) {
+        sum = 0; least = 0
+        for (i = 0; i < gpus; i++) { sum += one[base, i]; if (!i || one[base, i] < least) least = one[base, i] }
+        if (least > 0) { linear = sprintf("%.1f %%", 100 * rate / sum); slowest = sprintf("%.1f %%", 100 * rate / (gpus * least)) }
+      }
       gsub(/:/, " ", settings)
-      print "| " value("configuration") " | " value("sequences") " |" settings " | " value("gpus") " | " value("step_ms") " | " value("tokens_per_second") " | " \
-        linear " | " value("before_activations_gib") " | " value("memory_gib") " | " value("loss") " | " value("commit") " |"
+      print "| " value("configuration") " | " value("sequences") " |" settings " | " (gpus == 1 ? "number " value("first_gpu") : gpus) " | " value("step_ms") " | " value("tokens_per_second") " | " \
+        linear " | " slowest " | " value("before_activations_gib") " | " value("memory_gib") " | " value("loss") " | " value("commit") " |"
     }
   ' "$1"
 }
@@ -127,7 +135,16 @@ code=0
 for case in "${cases[@]}"; do
   for number in $numbers; do
     # With ZeRO-0 one GPU is the same run.
-    [[ $number == 1 && $case == *distributed.zero=* ]] || train_case "$case" "$number" || code=3
+    if [ "$number" -gt 1 ]; then
+      train_case "$case" "$number" 0 || code=3
+    elif [[ $case != *distributed.zero=* ]]; then
+      started=()
+      for ((gpu = 0; gpu < present; ++gpu)); do
+        train_case "$case" 1 "$gpu" &
+        started+=($!)
+      done
+      for process in "${started[@]}"; do wait "$process" || code=3; done
+    fi
   done
 done
 exit "$code"

@@ -16,14 +16,16 @@ namespace backend_nccl_detail {
 // A sum's bits depend on the order of its terms: NCCL's algorithm, its protocol and into how many channels it
 // cuts a range. Left to itself it chooses by message size and topology, and may choose otherwise tomorrow.
 // NVLink multicast sums in the switch, in an order of its own. Failures are the communicator's to report, not
-// a reason for c10d to abort the process.
-constexpr std::array<std::pair<const char*, const char*>, 6> kSettings = {
+// a reason for c10d to abort the process or to write a dump before connections may be closed.
+constexpr std::array<std::pair<const char*, const char*>, 8> kSettings = {
     {{"NCCL_ALGO", "Ring"},
      {"NCCL_PROTO", "Simple"},
      {"NCCL_MIN_NCHANNELS", "32"},
      {"NCCL_MAX_NCHANNELS", "32"},
      {"NCCL_NVLS_ENABLE", "0"},
-     {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}}};
+     {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
+     {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
+     {"TORCH_NCCL_ENABLE_MONITORING", "0"}}};
 
 /// The library that is loaded need not be the one whose headers were compiled against.
 void check_versions(const LaunchEnvironment& launched) {

@@ -137,12 +137,25 @@ __device__ void scale_rows(float (&x)[Blocks][4], const float2& factor) {
   }
 }
 
+/// Queues the copy of a TriangleTile from global memory into a square tile.
+__device__ void copy_triangle(const BlockTile<kChunk>& square, const __nv_bfloat16* source) {
+  constexpr int kPieces = TriangleTile::kBytes / 16;
+#pragma unroll
+  for (int first = 0; first < kPieces; first += kGradientThreads) {
+    const int piece = first + copying_thread();
+    if (piece < kPieces)
+      copy_async_16(triangle_piece_in(square, piece), reinterpret_cast<const char*>(source) + piece * 16,
+                    true);
+  }
+}
+
 template <int KP, int VT, bool kGated, class Products>
 __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint32_t base) {
   using Memory = GradientMemory<KP, VT>;
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
   const ChunkPlace place = place_of(shape, blockIdx.x / shape.num_value_heads, head);
+  if (!place.exists) return;
   const int64_t slot = place.slot(shape);
   // The same in all lanes as far as the compiler can see: warps branch as a whole.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
@@ -203,22 +216,15 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   uint32_t fragments[kChunk / 16][4];  // of the weights, times the factors of the write key
   {
     float products[kChunk / 8][4] = {};
-    uint32_t gram[kChunk / 8][2];  // the forward's products of the same pairs
     for (int tile = 0; tile < value_tiles; ++tile) {
       if (tile > 0) __syncthreads();
       copy_scan_tiles(tile);
       copy_error(tile);
       if (value_tiles == 1) copy_state(args.states, 0);
       if (kGated && tile == 0) {
-        const auto* pairs =
-            reinterpret_cast<const uint32_t*>((of_query ? args.prepared.pairs : args.prepared.key_pairs) +
-                                              slot * kDeltaRuleTriangle) +
-            TriangleTile::block(warp & 3, 0) * 128 + lane;
-#pragma unroll
-        for (int n = 0; n < kChunk / 8; ++n)
-#pragma unroll
-          for (int half = 0; half < 2; ++half)
-            gram[n][half] = n / 2 <= (warp & 3) ? pairs[n / 2 * 128 + (n & 1) * 32 + half * 64] : 0u;
+        // The forward's products of the same pairs lie where the weights will.
+        copy_triangle(weights[0], args.prepared.pairs + slot * kDeltaRuleTriangle);
+        copy_triangle(weights[1], args.prepared.key_pairs + slot * kDeltaRuleTriangle);
       }
       arrived();
       Products::begin(products);
@@ -231,56 +237,67 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     const float2 weight =
         of_query ? make_float2(args.in.scale, args.in.scale) : make_float2(-betas.x, -betas.y);
     const float2 row_sums = kGated ? row_pair(sums) : make_float2(0.0f, 0.0f);
-    StraddlingSums straddling;
+    // Of the pairs in a block on the diagonal, column 2t + i of row g counts if i is at most this.
+    const int last_column = (lane >> 2) - (lane & 3) * 2 - (of_query ? 0 : 1);
+    float2 d_beta =
+        make_float2(0.0f, 0.0f);  // of rows g and g+8, in the lane that holds the diagonal's number
+    PairSums pair_sums;
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
-      const int column = n * 8 + (lane & 3) * 2;
-      const float2 column_beta = column_pair(beta, n, lane);
-      const float2 column_sums = kGated ? column_pair(sums, n, lane) : make_float2(0.0f, 0.0f);
-      const float2 writing = own_write_key ? make_float2(1.0f, 1.0f) : column_pair(k_rstd, n, lane);
-      uint32_t transposed_use[2];
-      float through_decay[2][2];  // gradients of the log-decays between the pairs
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int at = row + half * 8;
-        const float factor = half == 0 ? factors.x : factors.y;
-        float pair[2];
-        float2 of_pair = make_float2(0.0f, 0.0f);
-        if constexpr (kGated) {
-          of_pair = unpack_bf16(gram[n][half]);
-          if (of_query) of_pair = make_float2(of_pair.x * factor * writing.x, of_pair.y * factor * writing.y);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float product = products[n][2 * half + i];
-          if (!of_query && column + i == at && at < place.rows)
-            args.d_beta[(place.token + at) * shape.num_value_heads + head] = product;
-          const bool below = of_query ? column + i <= at : column + i < at;
-          pair[i] =
-              below ? product * (half == 0 ? weight.x : weight.y) * (i == 0 ? column_beta.x : column_beta.y)
-                    : 0.0f;
-          if constexpr (kGated) {
-            through_decay[half][i] = pair[i] * (i == 0 ? of_pair.x : of_pair.y);
-            if (below)
-              pair[i] *=
-                  __expf((half == 0 ? row_sums.x : row_sums.y) - (i == 0 ? column_sums.x : column_sums.y));
-          }
-        }
-        transposed_use[half] = pack_bf16(pair[0] * factor, pair[1] * factor);
-        fragments[n / 2][(n & 1) * 2 + half] = pack_bf16(pair[0] * writing.x, pair[1] * writing.y);
-      }
       const uint32_t target = weights[of_query ? 0 : 1].piece(row, n * 8) + (lane & 3) * 4;
-      write_shared_bits(target, transposed_use[0]);
-      write_shared_bits(target + 8 * 16 * (kChunk / 8), transposed_use[1]);
-      if constexpr (kGated) {
-        const float2 sum = straddling.add(through_decay, n, row, lane);
-        if (lane < 4) write_shared_2(decay_rows.at(warp, column), sum.x, sum.y);
+      constexpr uint32_t kEightRows = 8 * 16 * (kChunk / 8);
+      if (n / 2 <= (warp & 3)) {
+        const bool diagonal = n / 2 == (warp & 3);
+        const float2 column_beta = column_pair(beta, n, lane);
+        const float2 column_sums = kGated ? column_pair(sums, n, lane) : make_float2(0.0f, 0.0f);
+        const float2 writing = own_write_key ? make_float2(1.0f, 1.0f) : column_pair(k_rstd, n, lane);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float factor = half == 0 ? factors.x : factors.y;
+          const float row_weight = half == 0 ? weight.x : weight.y;
+          float pair[2] = {products[n][2 * half] * (row_weight * column_beta.x),
+                           products[n][2 * half + 1] * (row_weight * column_beta.y)};
+          const bool own_block = (n & 1) == half;  // else all of the eight columns are before or after
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const bool on_diagonal = own_block && diagonal && last_column + 1 == i;
+            if (half == 0)
+              d_beta.x = on_diagonal ? products[n][i] : d_beta.x;
+            else
+              d_beta.y = on_diagonal ? products[n][2 + i] : d_beta.y;
+            pair[i] = diagonal && (own_block ? i > last_column : half < (n & 1)) ? 0.0f : pair[i];
+          }
+          if constexpr (kGated) {
+            float2 of_pair = unpack_bf16(read_shared_bits(target + half * kEightRows));
+            if (of_query)
+              of_pair = make_float2(of_pair.x * factor * writing.x, of_pair.y * factor * writing.y);
+            pair_sums.add(n, half, pair[0] * of_pair.x, pair[1] * of_pair.y);
+            const float row_sum = half == 0 ? row_sums.x : row_sums.y;
+            // Beyond the diagonal, where the pair is zero, the decay is not to be infinite.
+            pair[0] *= __expf(fminf(row_sum - column_sums.x, 0.0f));
+            pair[1] *= __expf(fminf(row_sum - column_sums.y, 0.0f));
+          }
+          write_shared_bits(target + half * kEightRows, pack_bf16(pair[0] * factor, pair[1] * factor));
+          fragments[n / 2][(n & 1) * 2 + half] = pack_bf16(pair[0] * writing.x, pair[1] * writing.y);
+        }
+      } else {
+        write_shared_bits(target, 0u);
+        write_shared_bits(target + kEightRows, 0u);
+        fragments[n / 2][(n & 1) * 2] = 0u;
+        fragments[n / 2][(n & 1) * 2 + 1] = 0u;
       }
     }
+    if (!of_query && (last_column == -1 || last_column == 0)) {
+      float* to = args.d_beta + (place.token + row) * shape.num_value_heads + head;
+      if (row < place.rows) to[0] = d_beta.x;
+      if (row + 8 < place.rows) to[8 * shape.num_value_heads] = d_beta.y;
+    }
+    if constexpr (kGated) pair_sums.store(decay_rows.at(warp, 0), row, lane);
   }
 
   // What reads the state: dQ = scale dO S^T, dK = -beta F S^T; with it dV = beta F.
   float d_rows[KP / 8][4] = {};
+  float of_states = 0.0f;  // this thread's share of the state's product with its gradient
   for (int tile = 0; tile < value_tiles; ++tile) {
     if (value_tiles > 1) {
       __syncthreads();
@@ -292,6 +309,22 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     Products::template add_times_state<KP, VT>(d_rows, scan, state, warp, lane);
     Products::end();
     if (!of_query) store_d_v<VT>(args, scan.solved, row_pair(beta), place, first_row, tile * VT, lane);
+    if constexpr (kGated) {
+      // Read again when the state has made room for it, then from the cache.
+      constexpr int kRounds = VT * KP / 8 / kGradientThreads;
+      const auto* after = reinterpret_cast<const uint4*>(args.d_states + (value_matrix + tile) * VT * KP);
+#pragma unroll
+      for (int round = 0; round < kRounds; round += 4) {
+        uint4 pieces[4];
+#pragma unroll
+        for (int i = 0; i < 4 && round + i < kRounds; ++i)
+          pieces[i] = after[(round + i) * kGradientThreads + threadIdx.x];
+#pragma unroll
+        for (int i = 0; i < 4 && round + i < kRounds; ++i)
+          of_states += dot_of_pieces(
+              pieces[i], read_shared_piece(state.base + ((round + i) * kGradientThreads + threadIdx.x) * 16));
+      }
+    }
     Products::template wait<0>(d_rows);
   }
   {
@@ -314,7 +347,7 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   else
     copy_state(args.d_states, 0);
   if (value_tiles > 1) copy_error(0);
-  if constexpr (kGated) decay_rows.add_straddling();
+  if constexpr (kGated) decay_rows.add_pairs();
   arrived();
   const RowTile<KP> own = of_query ? q : k;
   if constexpr (kGated) {
@@ -342,7 +375,6 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   // gradient of the state, and the weights' columns times q and k.
   const int first_column = (warp >> 2) * (KP / 2);
   float d_write[KP / 16][4] = {};
-  float of_states = 0.0f;  // this thread's share of the state's product with its gradient
   for (int tile = 0; tile < value_tiles; ++tile) {
     if (tile > 0) {
       __syncthreads();
@@ -353,21 +385,6 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     Products::begin(d_write);
     Products::template add_error_times_state<KP, VT>(d_write, error, state, first_column, warp, lane);
     Products::end();
-    if constexpr (kGated) {
-      constexpr int kRounds = VT * KP / 8 / kGradientThreads;
-      const auto* before = reinterpret_cast<const uint4*>(args.states + (value_matrix + tile) * VT * KP);
-#pragma unroll
-      for (int round = 0; round < kRounds; round += 4) {
-        uint4 pieces[4];
-#pragma unroll
-        for (int i = 0; i < 4 && round + i < kRounds; ++i)
-          pieces[i] = before[(round + i) * kGradientThreads + threadIdx.x];
-#pragma unroll
-        for (int i = 0; i < 4 && round + i < kRounds; ++i)
-          of_states += dot_of_pieces(
-              pieces[i], read_shared_piece(state.base + ((round + i) * kGradientThreads + threadIdx.x) * 16));
-      }
-    }
     Products::template wait<0>(d_write);
   }
   {

@@ -10,7 +10,8 @@ namespace {
 
 constexpr float kNormEpsilon = 1e-6f;         // inside the root
 constexpr float kSmallestLogDecay = -100.0f;  // its factor is 0 in fp32
-constexpr int kPrepareVectors = 4;            // beta, k_rstd, maxima, G
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kPrepareVectors = 4;  // beta, k_rstd, maxima, G
 
 template <int KP>
 constexpr int tile_bytes() {
@@ -24,48 +25,46 @@ constexpr int prepare_bytes(bool own_write_key) {
   return (tiles > System::kBytes ? tiles : System::kBytes) + kPrepareVectors * kVectorBytes;
 }
 
-/// 1 / norm of rows g and g+8 of the 16 rows in `fragments`, the same in the four lanes of a row.
+/// The warp's 16 rows of a tile against the rows of the write key up to the warp's last, and 1 / norm of rows
+/// g and g+8, the same in the four lanes of a row: from the diagonal of the rows' product with themselves,
+/// whose B fragments are the A fragments' own registers. products[n]: columns 8n .. 8n+7.
 template <int KP>
-__device__ float2 inverse_norms(const uint32_t (&fragments)[KP / 16][4], bool normalize) {
-  float low = 0.0f;
-  float high = 0.0f;
+__device__ float2 multiply_rows(float (&products)[kChunk / 8][4], const RowTile<KP>& rows,
+                                const RowTile<KP>& w, bool normalize, int warp, int lane) {
+  float low[4] = {};   // rows 0-7 with themselves, in its upper half
+  float high[4] = {};  // rows 8-15, in its lower half
 #pragma unroll
+  for (int n = 0; n < kChunk / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) products[n][i] = 0.0f;
+#pragma unroll 2
   for (int k = 0; k < KP / 16; ++k) {
+    uint32_t a[4];
+    load_a_of_rows(a, rows, warp * 16, k * 16, lane);
+    mma_bf16(low, a, a[0], a[2]);
+    mma_bf16(high, a, a[1], a[3]);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = unpack_bf16(fragments[k][i]);
-      float& sum = i % 2 == 0 ? low : high;
-      sum += pair.x * pair.x + pair.y * pair.y;
-    }
-  }
-#pragma unroll
-  for (int distance = 1; distance < 4; distance *= 2) {
-    low += __shfl_xor_sync(0xffffffffu, low, distance);
-    high += __shfl_xor_sync(0xffffffffu, high, distance);
-  }
-  if (!normalize) return make_float2(1.0f, 1.0f);
-  return make_float2(rsqrtf(low + kNormEpsilon), rsqrtf(high + kNormEpsilon));
-}
-
-/// 16 rows times the transposed rows of `w` up to the warp's last one: out[n] are columns 8n .. 8n+7.
-template <int KP>
-__device__ void lower_products(float (&out)[kChunk / 8][4], const uint32_t (&rows)[KP / 16][4],
-                               const RowTile<KP>& w, int warp, int lane) {
-#pragma unroll
-  for (int pair = 0; pair < kChunk / 16; ++pair) {
-    if (pair > warp) break;
-#pragma unroll
-    for (int k = 0; k < KP / 16; ++k) {
+    for (int pair = 0; pair < kChunk / 16; ++pair) {
       uint32_t b[4];
       load_b_of_rows(b, w, pair * 16, k * 16, lane);
-      mma_bf16(out[2 * pair], rows[k], b[0], b[1]);
-      mma_bf16(out[2 * pair + 1], rows[k], b[2], b[3]);
+      mma_bf16(products[2 * pair], a, b[0], b[1]);
+      mma_bf16(products[2 * pair + 1], a, b[2], b[3]);
     }
   }
+  // Row g's own product is in lane 4g + g/2, by the parity of g.
+  const int g = lane >> 2;
+  const int holder = (lane & ~3) + (g >> 1);
+  const float even_low = __shfl_sync(0xffffffffu, low[0], holder);
+  const float odd_low = __shfl_sync(0xffffffffu, low[1], holder);
+  const float even_high = __shfl_sync(0xffffffffu, high[2], holder);
+  const float odd_high = __shfl_sync(0xffffffffu, high[3], holder);
+  if (!normalize) return make_float2(1.0f, 1.0f);
+  return make_float2(rsqrtf((g & 1 ? odd_low : even_low) + kNormEpsilon),
+                     rsqrtf((g & 1 ? odd_high : even_high) + kNormEpsilon));
 }
 
-/// Sums G of the log-decays from the chunk's first token to each, to shared memory and with their factors to
-/// global memory. By one warp, two tokens a lane.
+/// Sums G of the log-decays from the chunk's first token to each, to shared memory in units of ln 2 and with
+/// their factors to global memory. By one warp, two tokens a lane.
 __device__ void sum_log_decays(const DeltaRulePrepareArgs& args, const ChunkPlace& place, int64_t slot,
                                uint32_t sums, int lane) {
   const int num_heads = args.in.shape.num_value_heads;
@@ -86,33 +85,51 @@ __device__ void sum_log_decays(const DeltaRulePrepareArgs& args, const ChunkPlac
   const float before = __shfl_up_sync(0xffffffffu, sum, 1);
   const float last = __shfl_sync(0xffffffffu, sum, 31);
   const float first = (lane > 0 ? before : 0.0f) + own[0];
-  write_shared_2(sums + lane * 8, first, sum);
+  write_shared_2(sums + lane * 8, first * kLog2E, sum * kLog2E);
   auto* gates = reinterpret_cast<float2*>(args.out.gates + slot * (3 * kChunk)) + lane;
   gates[0] = make_float2(first, sum);
   gates[kChunk / 2] = make_float2(__expf(first), __expf(sum));
   gates[kChunk] = make_float2(__expf(last - first), __expf(last - sum));
 }
 
-/// Lower triangular products in accumulators of rows 16 warp + g and + 8 as bf16 to a TriangleTile in global
-/// memory. `value(n, i)`: the i-th of the four numbers of columns 8n .. 8n+7.
-template <typename Value>
-__device__ void store_triangle(__nv_bfloat16* target, const Value& value, int warp, int lane) {
-  auto* out = reinterpret_cast<uint32_t*>(target);
+/// Of the lower triangle in accumulators of rows 16 warp + g and + 8: calls `visit(n, i, low, high)` for the
+/// pairs of columns 8n + 2t, + 1 of row half i, with numbers beyond the diagonal (and on it, if `kStrict`)
+/// set to zero, up to the warp's last block of 16 columns.
+template <bool kStrict, typename Visit>
+__device__ void for_each_lower(const float (&x)[kChunk / 8][4], int warp, int lane, const Visit& visit) {
+  const int distance = (lane >> 2) - (lane & 3) * 2;  // of the row from the first column, within a block of 8
+  const bool first = kStrict ? distance > 0 : distance >= 0;
+  const bool second = kStrict ? distance > 1 : distance >= 1;
 #pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
-    if (n / 2 > warp) break;
-    uint32_t* block = out + TriangleTile::block(warp, n / 2) * 128 + (n & 1) * 32 + lane;
-    block[0] = pack_bf16(value(n, 0), value(n, 1));
-    block[64] = pack_bf16(value(n, 2), value(n, 3));
+  for (int pair = 0; pair < kChunk / 16; ++pair) {
+    const int n = 2 * pair;
+    if (pair < warp) {
+      visit(n, 0, x[n][0], x[n][1]);
+      visit(n, 1, x[n][2], x[n][3]);
+      visit(n + 1, 0, x[n + 1][0], x[n + 1][1]);
+      visit(n + 1, 1, x[n + 1][2], x[n + 1][3]);
+    } else if (pair == warp) {
+      visit(n, 0, first ? x[n][0] : 0.0f, second ? x[n][1] : 0.0f);
+      visit(n, 1, x[n][2], x[n][3]);
+      visit(n + 1, 0, 0.0f, 0.0f);
+      visit(n + 1, 1, first ? x[n + 1][2] : 0.0f, second ? x[n + 1][3] : 0.0f);
+    }
   }
 }
 
+/// Where the pair (n, i) of `for_each_lower` lies in a TriangleTile in global memory; `target` is its start.
+__device__ inline uint32_t* triangle_pair(__nv_bfloat16* target, int warp, int lane, int n, int i) {
+  return reinterpret_cast<uint32_t*>(target) + TriangleTile::block(warp, 0) * 128 + lane + (n >> 1) * 128 +
+         (n & 1) * 32 + i * 64;
+}
+
 template <int KP, bool kGated>
-__global__ void __launch_bounds__(kPrepareThreads)
+__global__ void __launch_bounds__(kPrepareThreads, 6)
     delta_rule_prepare_kernel(const __grid_constant__ DeltaRulePrepareArgs args) {
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
   const ChunkPlace place = place_of(shape, blockIdx.x / shape.num_value_heads, head);
+  if (!place.exists) return;
   const int64_t slot = place.slot(shape);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -143,29 +160,23 @@ __global__ void __launch_bounds__(kPrepareThreads)
   __syncthreads();
 
   const int row = warp * 16 + lane / 4;  // and row + 8
-  // exp(G_r - G_s), s <= r
-  const auto pair_weight = [&](int r, int s) {
-    return kGated ? __expf(read_shared(sums + r * 4) - read_shared(sums + s * 4)) : 1.0f;
+  float2 row_sums = make_float2(0.0f, 0.0f);
+  if constexpr (kGated) row_sums = make_float2(read_shared(sums + row * 4), read_shared(sums + row * 4 + 32));
+  // exp(G_r - G_s) of a pair of columns s; beyond the diagonal 1, not the infinity that it might be.
+  const auto pair_weights = [&](int n, int i) {
+    if constexpr (!kGated) return make_float2(1.0f, 1.0f);
+    const float2 columns = column_pair(sums, n, lane);
+    const float own = i == 0 ? row_sums.x : row_sums.y;
+    return make_float2(exp2_approx(fminf(own - columns.x, 0.0f)), exp2_approx(fminf(own - columns.y, 0.0f)));
   };
-  uint32_t rows[KP / 16][4];
-#pragma unroll
-  for (int i = 0; i < KP / 16; ++i) load_a_of_rows(rows[i], q, warp * 16, i * 16, lane);
-  const float2 q_norms = inverse_norms<KP>(rows, args.normalize);
-  {
-    float products[kChunk / 8][4] = {};
-    lower_products<KP>(products, rows, w, warp, lane);
-    store_triangle(
-        args.out.pairs + slot * kDeltaRuleTriangle,
-        [&](int n, int i) {
-          const int at = row + (i >> 1) * 8;
-          const int column = n * 8 + (lane & 3) * 2 + (i & 1);
-          return column <= at ? products[n][i] * pair_weight(at, column) : 0.0f;
-        },
-        warp, lane);
-  }
-#pragma unroll
-  for (int i = 0; i < KP / 16; ++i) load_a_of_rows(rows[i], k, warp * 16, i * 16, lane);
-  const float2 k_norms = inverse_norms<KP>(rows, args.normalize);
+  float products[kChunk / 8][4];
+  const float2 q_norms = multiply_rows(products, q, w, args.normalize, warp, lane);
+  for_each_lower<false>(products, warp, lane, [&](int n, int i, float low, float high) {
+    const float2 weight = pair_weights(n, i);
+    *triangle_pair(args.out.pairs + slot * kDeltaRuleTriangle, warp, lane, n, i) =
+        pack_bf16(low * weight.x, high * weight.y);
+  });
+  const float2 k_norms = multiply_rows(products, k, w, args.normalize, warp, lane);
   if ((lane & 3) == 0) {
     write_shared(k_rstd + row * 4, k_norms.x);
     write_shared(k_rstd + (row + 8) * 4, k_norms.y);
@@ -178,29 +189,35 @@ __global__ void __launch_bounds__(kPrepareThreads)
       }
     }
   }
-  float products[kChunk / 8][4] = {};
-  lower_products<KP>(products, rows, w, warp, lane);
   __syncthreads();  // the tiles are done with; k_rstd is there
 
   const System system{base};
-#pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
-    const float2 writing = own_write_key ? make_float2(1.0f, 1.0f) : column_pair(k_rstd, n, lane);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int at = row + (i >> 1) * 8;
-      const int column = n * 8 + (lane & 3) * 2 + (i & 1);
-      const float factor = (i < 2 ? k_norms.x : k_norms.y) * (i & 1 ? writing.y : writing.x);
-      products[n][i] = column < at ? products[n][i] * factor * pair_weight(at, column) : 0.0f;
+  const uint32_t own_pairs = system.address(row, (lane & 3) * 2);
+  for_each_lower<true>(products, warp, lane, [&](int n, int i, float low, float high) {
+    const float reading = i == 0 ? k_norms.x : k_norms.y;
+    float2 factor = make_float2(reading, reading);
+    if (!own_write_key) {
+      const float2 writing = column_pair(k_rstd, n, lane);
+      factor = make_float2(factor.x * writing.x, factor.y * writing.y);
     }
-    const uint32_t at = system.address(row, n * 8 + (lane & 3) * 2);
-    write_shared_2(at, products[n][0], products[n][1]);
-    write_shared_2(at + 8 * System::kPitch * 4, products[n][2], products[n][3]);
+    if constexpr (kGated) {
+      const float2 weight = pair_weights(n, i);
+      factor = make_float2(factor.x * weight.x, factor.y * weight.y);
+    }
+    const float left = low * factor.x;
+    const float right = high * factor.y;
+    write_shared_2(own_pairs + (n * 8 + i * 8 * System::kPitch) * 4, left, right);
+    if constexpr (kGated)
+      *triangle_pair(args.out.key_pairs + slot * kDeltaRuleTriangle, warp, lane, n, i) =
+          pack_bf16(left, right);
+  });
+  if ((warp & 1) == 0) {
+    // Right of the diagonal blocks, where `merge` reads the first half of 32 rows.
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      write_shared_2(own_pairs + ((warp + 1) * 16 + (i & 1) * 8 + (i >> 1) * 8 * System::kPitch) * 4, 0.0f,
+                     0.0f);
   }
-  if constexpr (kGated)
-    store_triangle(
-        args.out.key_pairs + slot * kDeltaRuleTriangle, [&](int n, int i) { return products[n][i]; }, warp,
-        lane);
   __syncthreads();
 
   solve(system, beta, warp, lane);

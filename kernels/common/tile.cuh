@@ -48,6 +48,16 @@ struct TriangleTile {
   }
 };
 
+/// Where the `piece`-th 16 bytes of a TriangleTile lie in a square tile.
+template <class Tile>
+__device__ uint32_t triangle_piece_in(const Tile& square, int piece) {
+  const int block = piece / 32;
+  const int block_row = (block >= 1) + (block >= 3) + (block >= 6);
+  const int block_column = block - TriangleTile::block(block_row, 0);
+  return square.piece(block_row * 16 + ((piece >> 4) & 1) * 8 + (piece & 7),
+                      block_column * 16 + ((piece >> 3) & 1) * 8);
+}
+
 /// B fragments of columns n0 .. n0+15, k0 .. k0+15, of a tile whose rows are n: {n0: k lo, k hi; n0+8: k lo,
 /// k hi}.
 template <class Tile>

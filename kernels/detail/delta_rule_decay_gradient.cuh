@@ -5,40 +5,49 @@
 
 namespace osdn::kernels {
 
-/// Of a lower triangular matrix x, of which the warp has rows g and g+8 of 16: for every token t the sum of
-/// x_rs over s < t <= r (the first sum of eq. 10), block of eight columns after block.
-class StraddlingSums {
+/// Row sums less column sums of a lower triangular matrix x, of which the warp has rows g and g+8 of 16: what
+/// x adds to the gradient of the sums of log-decays. A number on the diagonal is no decay's and cancels.
+class PairSums {
  public:
-  /// x: columns 8n + 2t, 8n + 2t + 1 of row `row` and of row + 8. Returns the sums for tokens 8n + 2t and
-  /// + 1, over the warp's rows, the same in lanes of equal t.
-  __device__ float2 add(const float (&x)[2][2], int n, int row, int lane) {
-    const int t = lane & 3;
-    float sums[2] = {0.0f, 0.0f};
+  /// The numbers in columns 8n + 2t, 8n + 2t + 1 of row g + 8 half.
+  __device__ void add(int n, int half, float low, float high) {
+    rows_[half] += low + high;
+    columns_[2 * n] += low;
+    columns_[2 * n + 1] += high;
+  }
+
+  /// To [64] floats at `target`. `row`: the lane's first, within the chunk.
+  __device__ void store(uint32_t target, int row, int lane) {
+    // Lane (g, t) ends up with the sums of columns 8g + 2t and + 1 over the warp's rows.
+    exchange<8>(lane & 16, 16);
+    exchange<4>(lane & 8, 8);
+    exchange<2>(lane & 4, 4);
+    write_shared_2(target + lane * 8, -columns_[0], -columns_[1]);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float until = x[half][0] + x[half][1];
-#pragma unroll
-      for (int distance = 1; distance < 4; distance *= 2) {
-        const float left = __shfl_up_sync(0xffffffffu, until, distance, 4);
-        if (t >= distance) until += left;
-      }
-      const float left = __shfl_up_sync(0xffffffffu, until, 1, 4);
-      const float before = before_[half] + (t > 0 ? left : 0.0f);
-      before_[half] += __shfl_sync(0xffffffffu, until, 3, 4);
-      const int token = n * 8 + t * 2;
-      if (token <= row + half * 8) sums[0] += before;
-      if (token + 1 <= row + half * 8) sums[1] += before + x[half][0];
+    for (int distance = 1; distance < 4; distance *= 2) {
+      rows_[0] += __shfl_xor_sync(0xffffffffu, rows_[0], distance);
+      rows_[1] += __shfl_xor_sync(0xffffffffu, rows_[1], distance);
     }
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-      sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], distance);
-      sums[1] += __shfl_xor_sync(0xffffffffu, sums[1], distance);
-    }
-    return make_float2(sums[0], sums[1]);
+    __syncwarp();
+    if ((lane & 3) != 0) return;
+    write_shared(target + row * 4, read_shared(target + row * 4) + rows_[0]);
+    write_shared(target + (row + 8) * 4, read_shared(target + (row + 8) * 4) + rows_[1]);
   }
 
  private:
-  float before_[2] = {0.0f, 0.0f};  // of the columns before the block, by row
+  /// Adds to the first or, if `upper`, the second `Count` columns those of the lane `distance` away.
+  template <int Count>
+  __device__ void exchange(bool upper, int distance) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      const float kept = upper ? columns_[Count + i] : columns_[i];
+      const float sent = upper ? columns_[i] : columns_[Count + i];
+      columns_[i] = kept + __shfl_xor_sync(0xffffffffu, sent, distance);
+    }
+  }
+
+  float rows_[2] = {};
+  float columns_[kChunk / 4] = {};
 };
 
 /// The sum over the warp's lanes up to and with each, and from each on.
@@ -74,22 +83,22 @@ struct DecayRows {
   static constexpr int kRows = 8;
   uint32_t base;
 
-  // First the straddling sums of the eight warps, then, once they are added up:
+  // First the PairSums of the eight warps, then, once they are added up:
   static constexpr int kReading =
       0;  // and 1: products of q and k with the parts of dQ and dK through the state
   static constexpr int kWriting = 2;  // and 3: of w with that part of dW, by half of the channels
-  static constexpr int kStraddling = 4;
+  static constexpr int kPairs = 4;
   static constexpr int kStates = 5;  // [8] by warp: of the state before the chunk and the gradient after it
 
   __device__ uint32_t at(int which, int token) const { return base + which * kVectorBytes + token * 4; }
 
   /// By the block's first 64 threads, after a barrier.
-  __device__ void add_straddling() const {
+  __device__ void add_pairs() const {
     const int token = static_cast<int>(threadIdx.x);
     if (token >= kChunk) return;
     float sum = 0.0f;
     for (int warp = 0; warp < kRows; ++warp) sum += read_shared(at(warp, token));
-    write_shared(at(kStraddling, token), sum);
+    write_shared(at(kPairs, token), sum);
   }
 
   /// Eq. 10 for tokens 2 lane and 2 lane + 1, by one warp. `whole`: what the chunk leaves of the state.
@@ -102,8 +111,8 @@ struct DecayRows {
     const float2 by_key = of(kReading + 1);
     const float2 low = of(kWriting);
     const float2 high = of(kWriting + 1);
-    const float2 straddling = of(kStraddling);
-    const float2 read = make_float2(by_query.x + by_key.x, by_query.y + by_key.y);
+    const float2 pairs = of(kPairs);
+    const float2 read = make_float2(by_query.x + by_key.x + pairs.x, by_query.y + by_key.y + pairs.y);
     const float2 written = make_float2(low.x + high.x, low.y + high.y);
     const float read_later = sum_from(read.x + read.y, lane);
     const float after = __shfl_down_sync(0xffffffffu, read_later, 1);
@@ -111,8 +120,8 @@ struct DecayRows {
     const float written_until = sum_until(written.x + written.y, lane);
     const float left = __shfl_up_sync(0xffffffffu, written_until, 1);
     const float written_before = lane > 0 ? left : 0.0f;
-    return make_float2(straddling.x + read_later + written_before + of_states,
-                       straddling.y + read_after + read.y + written_before + written.x + of_states);
+    return make_float2(read_later + written_before + of_states,
+                       read_after + read.y + written_before + written.x + of_states);
   }
 };
 

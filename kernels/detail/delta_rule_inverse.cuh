@@ -55,20 +55,17 @@ __device__ void merge(const System& system, uint32_t beta, int first, int tile, 
   const int t = lane & 3;
   const int below = first + Size;
   const int column = first + tile * 8;
-  // out -= (block of rows `below` and columns `from`, times beta) * (rows `from`, this warp's columns)
+  // out -= (block of rows `below` and columns `from`) * (beta times rows `from`, this warp's columns)
   const auto subtract_product = [&](float(&out)[Size / 16][4], int from) {
 #pragma unroll
     for (int k = 0; k < Size; k += 8) {
-      const float b0 = system.at(from + k + t, column + g);
-      const float b1 = system.at(from + k + t + 4, column + g);
-      const float beta0 = -read_shared(beta + (from + k + t) * 4);
-      const float beta1 = -read_shared(beta + (from + k + t + 4) * 4);
+      const float b0 = -read_shared(beta + (from + k + t) * 4) * system.at(from + k + t, column + g);
+      const float b1 = -read_shared(beta + (from + k + t + 4) * 4) * system.at(from + k + t + 4, column + g);
 #pragma unroll
       for (int m = 0; m < Size / 16; ++m) {
         const int row = below + m * 16 + g;
-        const float a[4] = {beta0 * system.at(row, from + k + t), beta0 * system.at(row + 8, from + k + t),
-                            beta1 * system.at(row, from + k + t + 4),
-                            beta1 * system.at(row + 8, from + k + t + 4)};
+        const float a[4] = {system.at(row, from + k + t), system.at(row + 8, from + k + t),
+                            system.at(row, from + k + t + 4), system.at(row + 8, from + k + t + 4)};
         mma_fp32(out[m], a, b0, b1);
       }
     }

@@ -103,11 +103,7 @@ struct WarpgroupProducts {
   using Triangle = RowTile<kChunk>;  // with zeros above the diagonal: sums of one shape need no order
   static constexpr int kTriangleBytes = kSquareBytes;
   __device__ static uint32_t triangle_offset(int piece) {
-    const int block = piece / 32;
-    const int block_row = (block >= 1) + (block >= 3) + (block >= 6);
-    const int block_column = block - TriangleTile::block(block_row, 0);
-    return RowTile<kChunk>{0}.piece(block_row * 16 + ((piece >> 4) & 1) * 8 + (piece & 7),
-                                    block_column * 16 + ((piece >> 3) & 1) * 8);
+    return triangle_piece_in(RowTile<kChunk>{0}, piece);
   }
   static constexpr bool kWarpgroup = true;
   static constexpr bool kAvailable = OSDN_WGMMA != 0;  // in this pass of the compiler

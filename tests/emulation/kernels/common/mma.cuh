@@ -108,16 +108,15 @@ inline void mma_bf16(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint3
 inline void mma_fp16(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   mma_16_bit<true>(acc, a, b0, b1);
 }
-inline uint32_t round_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }
+/// What the tensor cores read of a float.
+inline float tf32(uint32_t bits) { return __uint_as_float(bits & 0xffffe000u); }
 inline void mma_tf32(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   add_products<8>(
       acc, a, b0, b1,
       [](int row, int k) {
-        return __uint_as_float(warp().fragments[(row & 7) * 4 + (k & 3)][(row >> 3) + 2 * (k >> 2)]);
+        return tf32(warp().fragments[(row & 7) * 4 + (k & 3)][(row >> 3) + 2 * (k >> 2)]);
       },
-      [](int k, int column) {
-        return __uint_as_float(warp().fragments[column * 4 + (k & 3)][4 + (k >> 2)]);
-      });
+      [](int k, int column) { return tf32(warp().fragments[column * 4 + (k & 3)][4 + (k >> 2)]); });
 }
 
 inline void copy_async_16(uint32_t target, const void* source, bool valid) {

@@ -40,6 +40,7 @@ ops_table() {  # lines, machine
       key = op "|" pass "|" value("shape") "|" value("gate") "|" value("write_key") "|" value("dtype")
       head = "| " op " | " pass " | " value("shape") " | " value("gate") " | " value("write_key") " | " value("dtype") " | " value("device") " | "
       if (/"failed"/) { print head value("failed") " | | | | | | | | | " value("commit") " |"; next }
+      if (/"skipped"/) { print head value("skipped") " | | | | | | | | | " value("commit") " |"; next }
       share = ""
       if (op == "step" && pass == "whole step") whole[value("device")] = ms
       else if (op == "step") share = sprintf("%.1f %%", 100 * ms / whole[value("device")])

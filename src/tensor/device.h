@@ -39,6 +39,9 @@ void synchronize(at::Device device);
 /// Peak bytes that LibTorch's allocator held on a GPU, or the peak resident set of this process for a CPU.
 uint64_t peak_memory_bytes(at::Device device);
 
+/// Gives memory that LibTorch's allocator holds without a tensor in it back to the device; a no-op for a CPU.
+void release_unused_memory(at::Device device);
+
 /// Versions of CUDA's runtime and driver, cuDNN and NCCL as loaded, or "none".
 std::string cuda_versions();
 

@@ -54,6 +54,10 @@ uint64_t peak_memory_bytes(at::Device device) {
   return static_cast<uint64_t>(stats.reserved_bytes[0].peak);
 }
 
+void release_unused_memory(at::Device device) {
+  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
 std::string cuda_versions() {
   int runtime = 0;
   int driver = 0;

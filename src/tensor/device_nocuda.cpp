@@ -23,6 +23,8 @@ void synchronize(at::Device) {}
 
 uint64_t peak_memory_bytes(at::Device) { return detail::peak_resident_bytes(); }
 
+void release_unused_memory(at::Device) {}
+
 std::string cuda_versions() { return "none"; }
 
 void make_deterministic() {

@@ -66,7 +66,7 @@ write_page() {  # lines, machine
   echo "Written by \`scripts/bench_ranks.sh\` on $(date -u +%Y-%m-%d) from runs of the shipped configurations on the built-in corpus, sequences of" \
     "$tokens tokens, one host. Medians over the steps of a run but its first quarter; all runs of a row's commit one after the other on" \
     "the same machine. With one GPU every GPU of the host trains alone, all at the same time. \"Of linear\": tokens/s against the sum of what" \
-    "the same GPUs reach alone; \"of the slowest\": against so many times the slowest of them, for which the others wait in each step. \"Memory before activations\" is" \
+    "the same GPUs reach alone (where only some were measured, as many times their mean); \"of the slowest\": against so many times the slowest of them, for which the others wait in each step. \"Memory before activations\" is" \
     "what weights, gradients and optimizer state take ([computed](../architecture.md#8-several-ranks-srctraindata_parallelh)), \"peak\" what the" \
     "allocator held."
   echo
@@ -89,9 +89,11 @@ write_page() {  # lines, machine
       base = key settings in alone ? key settings : key
       linear = slowest = ""
       if (gpus > 1 && base in alone) {
-        sum = 0; least = 0
-        for (i = 0; i < gpus; i++) { sum += one[base, i]; if (!i || one[base, i] < least) least = one[base, i] }
-        if (least > 0) { linear = sprintf("%.1f %%", 100 * rate / sum); slowest = sprintf("%.1f %%", 100 * rate / (gpus * least)) }
+        sum = known = 0
+        for (i = 0; i < gpus; i++)
+          if ((base, i) in one) { sum += one[base, i]; if (!known++ || one[base, i] < least) least = one[base, i] }
+        linear = sprintf("%.1f %%", 100 * rate / (gpus * sum / known))
+        slowest = sprintf("%.1f %%", 100 * rate / (gpus * least))
       }
       gsub(/:/, " ", settings)
       print "| " value("configuration") " | " value("sequences") " |" settings " | " (gpus == 1 ? "number " value("first_gpu") : gpus) " | " value("step_ms") " | " value("tokens_per_second") " | " \

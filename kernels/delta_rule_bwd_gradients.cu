@@ -155,7 +155,6 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
   const ChunkPlace place = place_of(shape, blockIdx.x / shape.num_value_heads, head);
-  if (!place.exists) return;
   const int64_t slot = place.slot(shape);
   // The same in all lanes as far as the compiler can see: warps branch as a whole.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
@@ -237,10 +236,10 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     const float2 weight =
         of_query ? make_float2(args.in.scale, args.in.scale) : make_float2(-betas.x, -betas.y);
     const float2 row_sums = kGated ? row_pair(sums) : make_float2(0.0f, 0.0f);
-    // Of the pairs in a block on the diagonal, column 2t + i of row g counts if i is at most this.
-    const int last_column = (lane >> 2) - (lane & 3) * 2 - (of_query ? 0 : 1);
-    float2 d_beta =
-        make_float2(0.0f, 0.0f);  // of rows g and g+8, in the lane that holds the diagonal's number
+    // In a block on the diagonal its number in row g is column 2t + i for this i, if one of the lane's.
+    const int diagonal_column = (lane >> 2) - (lane & 3) * 2;
+    const int last_column = diagonal_column - (of_query ? 0 : 1);  // that counts
+    float2 d_beta = make_float2(0.0f, 0.0f);                       // of rows g and g+8
     PairSums pair_sums;
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
@@ -258,20 +257,23 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
           float pair[2] = {products[n][2 * half] * (row_weight * column_beta.x),
                            products[n][2 * half + 1] * (row_weight * column_beta.y)};
           const bool own_block = (n & 1) == half;  // else all of the eight columns are before or after
+          bool on_diagonal[2];
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            const bool on_diagonal = own_block && diagonal && last_column + 1 == i;
+            on_diagonal[i] = own_block && diagonal && diagonal_column == i;
             if (half == 0)
-              d_beta.x = on_diagonal ? products[n][i] : d_beta.x;
+              d_beta.x = on_diagonal[i] ? products[n][i] : d_beta.x;
             else
-              d_beta.y = on_diagonal ? products[n][2 + i] : d_beta.y;
+              d_beta.y = on_diagonal[i] ? products[n][2 + i] : d_beta.y;
             pair[i] = diagonal && (own_block ? i > last_column : half < (n & 1)) ? 0.0f : pair[i];
           }
           if constexpr (kGated) {
             float2 of_pair = unpack_bf16(read_shared_bits(target + half * kEightRows));
             if (of_query)
               of_pair = make_float2(of_pair.x * factor * writing.x, of_pair.y * factor * writing.y);
-            pair_sums.add(n, half, pair[0] * of_pair.x, pair[1] * of_pair.y);
+            // A token with itself is no decay's.
+            pair_sums.add(n, half, on_diagonal[0] ? 0.0f : pair[0] * of_pair.x,
+                          on_diagonal[1] ? 0.0f : pair[1] * of_pair.y);
             const float row_sum = half == 0 ? row_sums.x : row_sums.y;
             // Beyond the diagonal, where the pair is zero, the decay is not to be infinite.
             pair[0] *= __expf(fminf(row_sum - column_sums.x, 0.0f));
@@ -287,7 +289,7 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
         fragments[n / 2][(n & 1) * 2 + 1] = 0u;
       }
     }
-    if (!of_query && (last_column == -1 || last_column == 0)) {
+    if (!of_query && (diagonal_column == 0 || diagonal_column == 1)) {
       float* to = args.d_beta + (place.token + row) * shape.num_value_heads + head;
       if (row < place.rows) to[0] = d_beta.x;
       if (row + 8 < place.rows) to[8 * shape.num_value_heads] = d_beta.y;

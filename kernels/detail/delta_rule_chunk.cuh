@@ -39,7 +39,6 @@ struct ChunkPlace {
   int64_t chunk;  // of all sequences
   int64_t token;  // its first
   int rows;       // its tokens, 1 .. 64
-  bool exists;    // tables of a fixed size list more chunks than there are
   int head;       // value head
   int key_head;
 
@@ -48,7 +47,6 @@ struct ChunkPlace {
       : chunk(sequence.first_chunk + index_in_sequence),
         token(sequence.first_token + index_in_sequence * kChunk),
         rows(static_cast<int>(min(static_cast<int64_t>(kChunk), sequence.end_token - token))),
-        exists(index_in_sequence < sequence.chunks),
         head(value_head),
         key_head(value_head / (shape.num_value_heads / shape.num_key_heads)) {}
 

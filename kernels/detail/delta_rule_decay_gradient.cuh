@@ -5,8 +5,8 @@
 
 namespace osdn::kernels {
 
-/// Row sums less column sums of a lower triangular matrix x, of which the warp has rows g and g+8 of 16: what
-/// x adds to the gradient of the sums of log-decays. A number on the diagonal is no decay's and cancels.
+/// Row sums less column sums of a strictly lower triangular matrix x, of which the warp has rows g and g+8 of
+/// 16: what x adds to the gradient of the sums of log-decays.
 class PairSums {
  public:
   /// The numbers in columns 8n + 2t, 8n + 2t + 1 of row g + 8 half.
@@ -101,7 +101,9 @@ struct DecayRows {
     write_shared(at(kPairs, token), sum);
   }
 
-  /// Eq. 10 for tokens 2 lane and 2 lane + 1, by one warp. `whole`: what the chunk leaves of the state.
+  /// Eq. 10 for tokens 2 lane and 2 lane + 1, by one warp. The pairs' sums add up to 0 over the chunk, so
+  /// those from a token on are less those before it, of which the first token has none. `whole`: what the
+  /// chunk leaves of the state.
   __device__ float2 gradient(float whole, int lane) const {
     const auto of = [&](int which) { return read_shared_2(at(which, 2 * lane)); };
     float of_states = 0.0f;
@@ -112,8 +114,8 @@ struct DecayRows {
     const float2 low = of(kWriting);
     const float2 high = of(kWriting + 1);
     const float2 pairs = of(kPairs);
-    const float2 read = make_float2(by_query.x + by_key.x + pairs.x, by_query.y + by_key.y + pairs.y);
-    const float2 written = make_float2(low.x + high.x, low.y + high.y);
+    const float2 read = make_float2(by_query.x + by_key.x, by_query.y + by_key.y);
+    const float2 written = make_float2(low.x + high.x - pairs.x, low.y + high.y - pairs.y);
     const float read_later = sum_from(read.x + read.y, lane);
     const float after = __shfl_down_sync(0xffffffffu, read_later, 1);
     const float read_after = lane < 31 ? after : 0.0f;

@@ -154,7 +154,6 @@ struct BackwardChain {
         if (fixed) walk<true>(slot, next, fetch);
       }
       if (!fixed) walk<false>(slot, next, fetch);
-      __syncwarp();  // one lane wrote the sums
       barrier_arrive(done_barrier(worker));
       worker = following;
     }

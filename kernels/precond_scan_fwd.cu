@@ -84,7 +84,6 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
         if (scan_lane() == 0) slot.total[token] = total;
       }
     }
-    __syncwarp();  // one lane wrote the totals
     barrier_arrive(done_barrier(worker));
     worker = following;
   }

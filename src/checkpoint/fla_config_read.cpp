@@ -159,8 +159,10 @@ void read_delta_layers(const Family& family, Reader& reader, config::Model* mode
     if (model->num_value_heads == model->num_heads) model->num_value_heads.reset();
   }
   if (family.backbone == config::Backbone::kDeltaNet) read_delta_net(reader, model);
-  if (family.backbone == config::Backbone::kGatedDeltaNet && !reader.flag("use_gate", true))
-    model->use_gate = false;
+  if (family.backbone == config::Backbone::kGatedDeltaNet) {
+    if (!reader.flag("use_gate", true)) model->use_gate = false;
+    reader.demand({"output_gate_activation", {"swish", "silu"}, "the output gate is a swish"});
+  }
   if (family.backbone == config::Backbone::kKda) read_kda(reader, model);
   if (family.authors) {
     model->osdn = read_osdn(family, reader);

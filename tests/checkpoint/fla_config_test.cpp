@@ -200,6 +200,8 @@ TEST_CASE("options of the other families are read by key", "[fla_config]") {
   CHECK(osdn::config::num_value_heads(model) == 8);
   CHECK(osdn::config::value_dim(model) == 96);
   CHECK(!osdn::config::output_gate(model));
+  CHECK(!osdn::config::output_gate(parse(with(json, "output_gate_activation", "silu")).model));
+  CHECK_THROWS_AS(parse(with(json, "output_gate_activation", "sigmoid")), osdn::UserError);
   json = of("kda");
   json.update({{"safe_gate", true}, {"lower_bound", -5}, {"allow_neg_eigval", true}});
   model = parse(json).model;

@@ -8,6 +8,8 @@
 // them, so no factor but those within 16 tokens ever exceeds 1. Where a decay within 16 tokens is too strong
 // for one anchor, rows are anchored at the start, columns at the end, and the pairs within are added one by
 // one.
+#include <algorithm>
+
 #include "kernels/delta_rule_channel.h"
 #include "kernels/detail/delta_rule_channel_columns.cuh"
 #include "kernels/detail/delta_rule_channel_gradients.cuh"
@@ -45,6 +47,7 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::weigh_pairs() const {
       }
     }
   }
+  if (value_tiles() == 1) prefetch_flat<KP * VT * 2>(state_tile(args.d_states, 0));
   const float row_weights[2] = {of_query ? args.in.scale : -row_value(beta(), 0),
                                 of_query ? args.in.scale : -row_value(beta(), 1)};
 #pragma unroll
@@ -72,31 +75,12 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::weigh_pairs() const {
 template <int KP, int VT, bool kAnchored>
 __device__ void ChannelGradients<KP, VT, kAnchored>::read_state(Rows& d_q, Rows& d_k) const {
   const float betas[2] = {row_value(beta(), 0), row_value(beta(), 1)};
-  constexpr int kGroup = KP;  // threads over eight value channels of the state
-  const int group = static_cast<int>(threadIdx.x) / kGroup;
-  float through[8] = {};
   for (int tile = 0; tile < value_tiles(); ++tile) {
     if (value_tiles() > 1) {
       __syncthreads();
       copy_scan_tiles(tile);
       copy_state(state(), args.states, tile);
       arrived();
-    }
-    const auto* after = reinterpret_cast<const uint4*>(state_tile(args.d_states, tile));
-#pragma unroll 4
-    for (int block = group; block < VT / 8; block += kChannelGradientThreads / kGroup) {
-      const int piece = block * kGroup + static_cast<int>(threadIdx.x) % kGroup;
-      const uint4 x = read_shared_piece(state().base + piece * 16);
-      const uint4 y = __ldg(after + piece);
-      const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
-      const uint32_t ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 a = unpack_bf16(xs[i]);
-        const float2 b = unpack_bf16(ys[i]);
-        through[2 * i] += a.x * b.x;
-        through[2 * i + 1] += a.y * b.y;
-      }
     }
 #pragma unroll 2
     for (int block = 0; block < VT / 16; ++block) {
@@ -117,16 +101,6 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::read_state(Rows& d_q, Rows&
     }
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-#pragma unroll
-    for (int distance = 1; distance < 8; distance *= 2)
-      through[i] += __shfl_xor_sync(0xffffffffu, through[i], distance);
-    if ((lane & 7) == 0)
-      write_shared(
-          base + Memory::kThrough + (group * KP + static_cast<int>(threadIdx.x) % kGroup / 8 * 8 + i) * 4,
-          through[i]);
-  }
-#pragma unroll
   for (int n = 0; n < kBlocks; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -136,8 +110,73 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::read_state(Rows& d_q, Rows&
 }
 
 template <int KP, int VT, bool kAnchored>
+__device__ void ChannelGradients<KP, VT, kAnchored>::add_state_products(float (&through)[8]) const {
+  constexpr int kPieces = KP * VT / 8;
+#pragma unroll 2
+  for (int piece = static_cast<int>(threadIdx.x); piece < kPieces; piece += kChannelGradientThreads) {
+    const uint4 x = read_shared_piece(state().base + piece * 16);
+    const uint4 y = read_shared_piece(d_state().base + piece * 16);
+    const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
+    const uint32_t ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 a = unpack_bf16(xs[i]);
+      const float2 b = unpack_bf16(ys[i]);
+      through[2 * i] += a.x * b.x;
+      through[2 * i + 1] += a.y * b.y;
+    }
+  }
+}
+
+template <int KP, int VT, bool kAnchored>
+__device__ void ChannelGradients<KP, VT, kAnchored>::read_d_state() const {
+  const int in_group = static_cast<int>(threadIdx.x) % KP;  // KP threads over eight value channels
+  const int group = static_cast<int>(threadIdx.x) / KP;
+  float through[8] = {};
+  float d_end[kBlocks][4] = {};
+  prefetch_tokens();
+  for (int tile = 0; tile < value_tiles(); ++tile) {
+    __syncthreads();  // dO, F and, of an earlier tile, the rest are done with
+    if (value_tiles() > 1) {
+      copy_error(tile);
+      copy_state(state(), args.states, tile);
+    }
+    copy_state(d_state(), args.d_states, tile);
+    arrived();
+    add_state_products(through);
+#pragma unroll 2
+    for (int block = 0; block < VT / 16; ++block) {
+      uint32_t a[4];
+      load_a_of_columns(a, error(), first_row, block * 16, lane);
+#pragma unroll
+      for (int pair = 0; pair < kBlocks / 2; ++pair) {
+        uint32_t b[4];
+        load_b_of_columns(b, d_state(), first_channel + pair * 16, block * 16, lane);
+        mma_bf16(d_end[2 * pair], a, b[0], b[1]);
+        mma_bf16(d_end[2 * pair + 1], a, b[2], b[3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2)
+      through[i] += __shfl_xor_sync(0xffffffffu, through[i], distance);
+    if ((lane & 7) == 0)
+      write_shared(base + Memory::kThrough + (group * KP + in_group / 8 * 8 + i) * 4, through[i]);
+  }
+  __syncthreads();  // E and both states are done with
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float of_row = row_value(beta(), i);
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n)
+      write_shared_bits(end_address(n, i), pack_bf16(of_row * d_end[n][2 * i], of_row * d_end[n][2 * i + 1]));
+  }
+}
+
+template <int KP, int VT, bool kAnchored>
 __device__ void ChannelGradients<KP, VT, kAnchored>::prepare_rows() const {
-  __syncthreads();  // dO, F and the state are done with
   copy_rows_async<kChannelGradientThreads>(q(), rows_at(args.in.q, place.token, place.key_head),
                                            args.in.q.token_stride, place.rows, shape.key_size);
   copy_rows_async<kChannelGradientThreads>(k(), rows_at(args.in.k, place.token, place.key_head),
@@ -145,36 +184,51 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::prepare_rows() const {
   if (own_write_key)
     copy_rows_async<kChannelGradientThreads>(w(), rows_at(args.in.write_key, place.token, place.head),
                                              args.in.write_key.token_stride, place.rows, shape.key_size);
-  if (value_tiles() > 1) copy_error(0);
-  arrived();
-  const float q_norms[2] = {row_value(q_rstd(), 0), row_value(q_rstd(), 1)};
-  const float k_norms[2] = {row_value(k_rstd(), 0), row_value(k_rstd(), 1)};
-  LogDecays log_decays = load_log_decays(0);
-#pragma unroll 2
-  for (int n = 0; n < kBlocks; ++n) {
-    const BlockLogs sums(log_decays, lane);
-    if (n + 1 < kBlocks) log_decays = load_log_decays(n + 1);
+  copy_async_commit();
+  const bool walks = lane < kWalkLanes;
+  float2 logs_to_token[kSubBlock];  // of decays, to base 2, from the sub-block's start
+  const float* source =
+      chunk_of(args.log_decay, shape.key_size) + row_offset(first_row, shape.key_size) + walk_channel();
+  const bool valid = walks && walk_channel() < shape.key_size;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const auto scale = [&](const RowTile<KP>& to, uint32_t pair, float norm, float low, float high) {
-        write_shared_bits(tile_address(to, n, i), scaled_pair(pair, norm * low, norm * high));
-      };
-      const auto given = [&](const RowTile<KP>& from) { return read_shared_bits(tile_address(from, n, i)); };
-      const float row_low = sums.row_factor(2 * i, anchored);
-      const float row_high = sums.row_factor(2 * i + 1, anchored);
-      scale(w(), given(own_write_key ? w() : k()), own_write_key ? 1.0f : k_norms[i],
-            sums.column_factor(2 * i, anchored), sums.column_factor(2 * i + 1, anchored));
-      scale(q(), given(q()), q_norms[i], row_low, row_high);
-      scale(k(), given(k()), k_norms[i], row_low, row_high);
-      write_shared_bits(tile_address(factors(), n, i), pack_bf16(row_low, row_high));
+  for (int r = 0; r < kSubBlock; ++r)
+    logs_to_token[r] =
+        load_pair_if(valid && first_row + r < place.rows, source + row_offset(r, shape.key_size));
+  copy_async_wait<0>();
+  __syncthreads();
+  if (walks) {
+    float2 total = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int r = 0; r < kSubBlock; ++r) {
+      total.x += fmaxf(logs_to_token[r].x, kSmallestChannelDecay) * kLog2E;
+      total.y += fmaxf(logs_to_token[r].y, kSmallestChannelDecay) * kLog2E;
+      logs_to_token[r] = total;
     }
-    if (lane < 4) {
-      const auto keep = [&](int which, float2 x) {
-        write_shared_2(logs(which, sub_block, channel(n)), x.x, x.y);
-      };
-      keep(kRowAnchor, sums.row_anchor(anchored));
-      keep(kColumnAnchor, sums.column_anchor(anchored));
-      keep(kTotal, sums.total);
+    const float2 middle = logs_to_token[kSubBlock / 2 - 1];
+    const float2 row_anchor = anchored ? middle : make_float2(0.0f, 0.0f);
+    const float2 column_anchor = anchored ? middle : total;
+    const auto keep = [&](int which, float2 x) {
+      write_shared_2(logs(which, sub_block, walk_channel()), x.x, x.y);
+    };
+    keep(kRowAnchor, row_anchor);
+    keep(kColumnAnchor, column_anchor);
+    keep(kTotal, total);
+#pragma unroll
+    for (int r = 0; r < kSubBlock; ++r) {
+      const float2 by_row = powers(sum(logs_to_token[r], make_float2(-row_anchor.x, -row_anchor.y)));
+      const float2 by_column =
+          powers(make_float2(column_anchor.x - logs_to_token[r].x, column_anchor.y - logs_to_token[r].y));
+      const float q_norm = read_shared(q_rstd() + (first_row + r) * 4);
+      const float k_norm = read_shared(k_rstd() + (first_row + r) * 4);
+      const uint32_t of_query = read_shared_bits(walk_address(q(), r));
+      const uint32_t of_key = read_shared_bits(walk_address(k(), r));
+      const uint32_t written = own_write_key ? read_shared_bits(walk_address(w(), r)) : of_key;
+      const float w_norm = own_write_key ? 1.0f : k_norm;
+      write_shared_bits(walk_address(q(), r), scaled_pair(of_query, q_norm * by_row.x, q_norm * by_row.y));
+      write_shared_bits(walk_address(k(), r), scaled_pair(of_key, k_norm * by_row.x, k_norm * by_row.y));
+      write_shared_bits(walk_address(w(), r),
+                        scaled_pair(written, w_norm * by_column.x, w_norm * by_column.y));
+      if (kAnchored) write_shared_bits(walk_address(factors(), r), pack_bf16(by_row.x, by_row.y));
     }
   }
   __syncthreads();
@@ -208,154 +262,86 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::add_columns(Rows& d_q, Rows
   }
 }
 
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::dot_rows(const Rows& d_q, const Rows& d_k,
-                                                              OwnPairs& pairs, float (&q_dots)[2],
-                                                              float (&k_dots)[2]) const {
-#pragma unroll
-  for (int n = 0; n < kBlocks; ++n) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float2 y = tile_pair(q(), n, i);
-      const float2 z = tile_pair(k(), n, i);
-      q_dots[i] += y.x * d_q[n][2 * i] + y.y * d_q[n][2 * i + 1];
-      k_dots[i] += z.x * d_k[n][2 * i] + z.y * d_k[n][2 * i + 1];
-    }
-    if constexpr (!kAnchored) {
-      TokenPairs of_query = {};
-      TokenPairs of_key = {};
-      const TriangleTile both[2] = {weights(0), weights(1)};
-      if (!anchored) add_earlier_pairs(of_query, of_key, vectors(), both, first_row, channel(n), lane);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int token = row + (i >> 1) * 8;
-        const float2 query = vectors().query(token, channel(n));
-        const float2 key = vectors().key(token, channel(n));
-        pairs.of_query[n][i] = of_query.value[i];
-        pairs.of_key[n][i] = of_key.value[i];
-        q_dots[i >> 1] += (i & 1 ? query.y : query.x) * (of_query.value[i] + self_query(n, i));
-        k_dots[i >> 1] += (i & 1 ? key.y : key.x) * of_key.value[i];
-      }
-    }
-  }
-}
-
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::finish_rows(Rows& d_q, Rows& d_k,
-                                                                 const OwnPairs& pairs) const {
-  const float q_norms[2] = {row_value(q_rstd(), 0), row_value(q_rstd(), 1)};
-  const float k_norms[2] = {row_value(k_rstd(), 0), row_value(k_rstd(), 1)};
-  const float q_along[2] = {along(0, 0), along(0, 1)};
-  const float k_along[2] = {own_write_key ? along(1, 0) : 0.0f, own_write_key ? along(1, 1) : 0.0f};
-#pragma unroll
-  for (int n = 0; n < kBlocks; n += 2) {
-    uint32_t q_words[2][2];
-    uint32_t k_words[2][2];
-#pragma unroll
-    for (int next = 0; next < 2; ++next) {
-      const int m = n + next;
-      float row_factors[4];
-      load_row_factors(row_factors, m);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float2 y = tile_pair(q(), m, i);
-        const float2 z = tile_pair(k(), m, i);
-        const float2 query = kAnchored ? make_float2(y.x * reciprocal(row_factors[2 * i]),
-                                                     y.y * reciprocal(row_factors[2 * i + 1]))
-                                       : unit_pair(0, m, i);
-        float of_query[2];
-        float of_key[2];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          float& x = d_q[m][2 * i + j];
-          float& u = d_k[m][2 * i + j];
-          of_query[j] = x * row_factors[2 * i + j];
-          of_key[j] = u * row_factors[2 * i + j];
-          x = (j == 0 ? y.x : y.y) * x + (j == 0 ? z.x : z.y) * u;
-          if constexpr (!kAnchored) {
-            const float2 key = unit_pair(1, m, i);
-            const float from_query = pairs.of_query[m][2 * i + j];
-            const float from_key = pairs.of_key[m][2 * i + j];
-            of_query[j] += from_query + self_query(m, 2 * i + j);
-            of_key[j] += from_key;
-            x += (j == 0 ? query.x : query.y) * from_query + (j == 0 ? key.x : key.y) * from_key;
-          }
-          u = own_write_key ? 0.0f : of_key[j];
-        }
-        q_words[i][next] = pack_bf16(q_norms[i] * (of_query[0] - query.x * q_along[i]),
-                                     q_norms[i] * (of_query[1] - query.y * q_along[i]));
-        if (own_write_key) {
-          const float2 key = unit_pair(1, m, i);
-          k_words[i][next] = pack_bf16(k_norms[i] * (of_key[0] - key.x * k_along[i]),
-                                       k_norms[i] * (of_key[1] - key.y * k_along[i]));
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      store_blocks_of(args.d_q, row + i * 8, n, q_words[i][0], q_words[i][1]);
-      if (own_write_key) store_blocks_of(args.d_k, row + i * 8, n, k_words[i][0], k_words[i][1]);
-    }
-  }
-}
-
 namespace {
 
-/// Chunks where one anchor serves each sub-block, or the others: the former need fewer registers.
+/// One chunk and value head.
 template <int KP, int VT, bool kAnchored>
-__global__ void __launch_bounds__(kChannelGradientThreads, kAnchored ? 2 : 1)
-    delta_rule_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
+__device__ void channel_gradients_of(const DeltaRuleChannelGradientsArgs& args, int64_t slot) {
   using Part = ChannelGradients<KP, VT, kAnchored>;
-  const Part part(args, dynamic_shared());
-  constexpr int kAll = (1 << kSubBlocks) - 1;
-  if ((args.anchored[part.slot] == kAll) != kAnchored) return;
-
+  const Part part(args, dynamic_shared(), slot);
   part.weigh_pairs();
-  float sums[Part::kBlocks][4] = {};   // dQ, then the sums for the gradient of the decay
-  float d_key[Part::kBlocks][4] = {};  // of the key, then with or instead of it of the write key
-  float k_dots[2] = {};
-  part.read_state(sums, d_key);
+  float d_q[Part::kBlocks][4] = {};
+  float d_k[Part::kBlocks][4] = {};
+  part.read_state(d_q, d_k);
+  part.read_d_state();
   part.prepare_rows();
-  part.add_columns(sums, d_key);
-  {
-    typename Part::OwnPairs pairs;
-    float q_dots[2] = {};
-    part.dot_rows(sums, d_key, pairs, q_dots, k_dots);
-    part.share_dots(0, q_dots);
-    if (part.own_write_key) part.share_dots(1, k_dots);
-    __syncthreads();
-    part.finish_rows(sums, d_key, pairs);
-  }
-
-  float2 row_totals;
-  {
-    float d_write[Part::kBlocks][4] = {};
-    part.add_rows(d_write);
-    __syncthreads();  // the tiles of q and k are done with
-    part.copy_state(part.d_state(), args.d_states, 0);
-    copy_async_commit();
-    row_totals = part.finish_columns(d_key, d_write, sums, k_dots);
-  }
-  float d_end[Part::kBlocks][4] = {};
-  part.read_d_state(d_end);
-  const float2 column_totals = part.finish_end(d_key, d_end, sums, k_dots);
-  if (!part.own_write_key) part.share_dots(1, k_dots);
-  const uint32_t shared_totals = part.weights(0).base;  // done with since read_d_state's barrier
-  part.share_totals(shared_totals, row_totals);
-  part.share_totals(shared_totals + kSubBlocks * KP * 4, column_totals);
+  part.add_columns(d_q, d_k);
+  float d_write[Part::kBlocks][4] = {};
+  part.add_rows(d_write);
+  float products[Part::kBlocks][4];
+  if constexpr (!kAnchored) part.leave_anchors(d_q, d_k, d_write, products);
+  float q_dots[2] = {};
+  float k_dots[2] = {};
+  part.dot_rows(d_q, d_k, d_write, q_dots, k_dots);
+  part.share_dots(0, q_dots);
+  part.share_dots(1, k_dots);
+  __syncthreads();  // so are the tiles of q, k and the write key done with, but for each lane's own numbers
+  part.finish(d_q, d_k, d_write);
   __syncthreads();
-  part.finish_log_decay(sums, shared_totals, shared_totals + kSubBlocks * KP * 4);
-  if (part.own_write_key)
-    part.store_plain(args.d_write_key, d_key);
-  else
-    part.store_key(d_key);
+  part.store_tile(args.d_q, part.q());
+  part.store_tile(args.d_k, part.k());
+  if (part.own_write_key) part.store_tile(args.d_write_key, part.w());
+  __syncthreads();
+  part.share_sums(Part::Memory::kPairSums, kAnchored ? d_q : products);
+  part.share_sums(Part::Memory::kEndSums, d_write);
+  __syncthreads();
+  part.finish_log_decay();
 }
 
-template <int KP, int VT, bool kAnchored>
+/// Whether one anchor serves every sub-block of a chunk and value head.
+__device__ bool anchored_throughout(const DeltaRuleChannelGradientsArgs& args, int64_t slot) {
+  return args.anchored[slot] == (1 << kSubBlocks) - 1;
+}
+
+template <int KP, int VT>
+__global__ void __launch_bounds__(kChannelGradientThreads, 2)
+    delta_rule_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
+  const int64_t slot = slot_of_block<false>(args.in.shape, blockIdx.x);
+  if (anchored_throughout(args, slot)) channel_gradients_of<KP, VT, true>(args, slot);
+}
+
+struct StrongGradientsArgs {
+  DeltaRuleChannelGradientsArgs gradients;
+  int64_t count;   // chunks and value heads
+  int64_t stride;  // blocks
+};
+
+/// The chunks that the kernel above leaves out. A block looks at every `stride`-th, a lane for each.
+template <int KP>
+__global__ void __launch_bounds__(kChannelGradientThreads, 1)
+    delta_rule_channel_strong_gradients_kernel(const __grid_constant__ StrongGradientsArgs args) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int64_t first = blockIdx.x; first < args.count; first += 32 * args.stride) {
+    const int64_t mine = first + lane * args.stride;
+    unsigned left =
+        __ballot_sync(0xffffffffu, mine < args.count && !anchored_throughout(args.gradients, mine));
+    for (int64_t slot = first; left != 0; slot += args.stride, left >>= 1) {
+      if ((left & 1) == 0) continue;
+      channel_gradients_of<KP, 64, false>(args.gradients, slot);
+      __syncthreads();  // its shared memory is done with
+    }
+  }
+}
+
+template <int KP, int VT>
 void launch_channel_gradients(const DeltaRuleChannelGradientsArgs& args, CUstream_st* stream) {
-  const int64_t blocks = args.in.shape.num_chunks * args.in.shape.num_value_heads;
-  launch_kernel(delta_rule_channel_gradients_kernel<KP, VT, kAnchored>, dim3(static_cast<unsigned>(blocks)),
+  const int64_t count = args.in.shape.num_chunks * args.in.shape.num_value_heads;
+  launch_kernel(delta_rule_channel_gradients_kernel<KP, VT>, dim3(static_cast<unsigned>(count)),
                 kChannelGradientThreads, ChannelGradientMemory<KP, VT>::kBytes, args, stream);
+  const int64_t blocks = std::min<int64_t>(count, 2 * multiprocessors());
+  launch_kernel(delta_rule_channel_strong_gradients_kernel<KP>, dim3(static_cast<unsigned>(blocks)),
+                kChannelGradientThreads, ChannelGradientMemory<KP, 64>::kBytes,
+                StrongGradientsArgs{args, count, blocks}, stream);
 }
 
 }  // namespace
@@ -365,10 +351,9 @@ void launch(const DeltaRuleChannelGradientsArgs& args, CUstream_st* stream) {
   by_key_size(args.in.shape, [&](auto padded) {
     constexpr int KP = decltype(padded)::value;
     if (delta_rule_padded_value_size(args.in.shape.value_size) == 64)
-      launch_channel_gradients<KP, 64, true>(args, stream);
+      launch_channel_gradients<KP, 64>(args, stream);
     else
-      launch_channel_gradients<KP, 128, true>(args, stream);
-    launch_channel_gradients<KP, 64, false>(args, stream);
+      launch_channel_gradients<KP, 128>(args, stream);
   });
 }
 

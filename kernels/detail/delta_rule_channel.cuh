@@ -10,9 +10,27 @@ constexpr int kSubBlock = 16;  // tokens between anchors
 constexpr int kSubBlocks = kChunk / kSubBlock;
 constexpr float kLog2E = 1.4426950408889634f;
 
+/// Smaller log-decays count as this one: their factor is 0 in fp32 all the same, and sums keep their digits.
+constexpr float kSmallestChannelDecay = -104.0f;
+
 /// One anchor in the middle of a sub-block serves its rows and columns while no channel decays by more than
 /// this over either half of it: factors stay below e^44, far inside the range of bf16.
 constexpr float kLargestAnchoredExponent = 44.0f;
+
+/// The chunk and value head of a block, sequences side by side as the scans go through them where all have
+/// equally many chunks: what one pass has left in the L2 cache is then what the next one begins with. The
+/// forward scan begins with the first chunks, so the pass before it ends with them (`Reverse`).
+template <bool Reverse>
+__device__ inline int64_t slot_of_block(const DeltaRuleShape& shape, unsigned block) {
+  const auto heads = static_cast<unsigned>(shape.num_value_heads);
+  const auto sequences = static_cast<unsigned>(shape.num_sequences);
+  const auto chunks = static_cast<unsigned>(shape.num_chunks);
+  if (chunks % sequences != 0) return block;
+  const unsigned each = chunks / sequences;
+  const unsigned step = block / heads / sequences;
+  const unsigned chunk = block / heads % sequences * each + (Reverse ? each - 1 - step : step);
+  return static_cast<int64_t>(chunk) * heads + block % heads;
+}
 
 /// A pair of bf16 times a pair of factors, rounded.
 __device__ inline uint32_t scaled_pair(uint32_t pair, float low, float high) {
@@ -25,6 +43,20 @@ __device__ inline uint32_t multiply_pairs(uint32_t x, uint32_t y) {
   const __nv_bfloat162 out =
       __hmul2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(y));
   return reinterpret_cast<const uint32_t&>(out);
+}
+
+/// Has the rows of a chunk, `Bytes` of a row at most, brought to the L2 cache by a block of `Threads`.
+/// `stride` in numbers.
+template <int Threads, int Bytes, typename T>
+__device__ void prefetch_rows(const T* first, int64_t stride, int rows, int columns) {
+  constexpr int kLine = 128;
+  constexpr int kLines = Bytes / kLine;  // of a row
+  const int thread = static_cast<int>(threadIdx.x);
+  const int column = thread % kLines * (kLine / static_cast<int>(sizeof(T)));
+  if (column >= columns) return;
+#pragma unroll
+  for (int row = thread / kLines; row < kChunk; row += Threads / kLines)
+    if (row < rows) prefetch_line(first + row * stride + column);
 }
 
 /// Where the log-decay of a channel at a row of the chunk lies.

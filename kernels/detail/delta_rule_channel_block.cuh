@@ -7,42 +7,34 @@
 
 namespace osdn::kernels {
 
-/// Smaller log-decays count as this one: their factor is 0 in fp32 all the same, and sums keep their digits.
-constexpr float kSmallestChannelDecay = -104.0f;
-
 /// Numbers of tokens g (first two) and g + 8.
 struct TokenPairs {
   float value[4];
 };
 
-/// Sums over tokens in place, from the first to each or (`Reverse`) from each to the last. Returns the sums
-/// over all sixteen, in every lane.
-template <bool Reverse>
-__device__ float2 running_sums(float (&x)[4], int lane) {
+/// Sums over tokens in place, from the first to each. Returns the sums over all sixteen, in every lane.
+__device__ inline float2 running_sums(float (&x)[4], int lane) {
   const int g = lane >> 2;
 #pragma unroll
   for (int distance = 1; distance < 8; distance *= 2) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float other = Reverse ? __shfl_down_sync(0xffffffffu, x[i], distance * 4)
-                                  : __shfl_up_sync(0xffffffffu, x[i], distance * 4);
-      if (Reverse ? g + distance < 8 : g >= distance) x[i] += other;
+      const float other = __shfl_up_sync(0xffffffffu, x[i], distance * 4);
+      if (g >= distance) x[i] += other;
     }
   }
-  const int source = (Reverse ? 0 : 28) + (lane & 3);
+  const int last = 28 + (lane & 3);
   float all[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float low = __shfl_sync(0xffffffffu, x[i], source);
-    const float high = __shfl_sync(0xffffffffu, x[2 + i], source);
-    x[Reverse ? i : 2 + i] += Reverse ? high : low;
-    all[i] = low + high;
+    const float low = __shfl_sync(0xffffffffu, x[i], last);
+    all[i] = low + __shfl_sync(0xffffffffu, x[2 + i], last);
+    x[2 + i] += low;
   }
   return make_float2(all[0], all[1]);
 }
 
-/// The log-decays of tokens g and g + 8, a load of the next block's ahead of the use of this one's. Volatile:
-/// the compiler would gather the loads of all blocks, which registers cannot hold.
+/// The log-decays of tokens g and g + 8.
 struct LogDecays {
   float2 value[2];
 
@@ -73,7 +65,7 @@ struct BlockLogs {
       since_start[2 * half] = fmaxf(decays.value[half].x, kSmallestChannelDecay) * kLog2E;
       since_start[2 * half + 1] = fmaxf(decays.value[half].y, kSmallestChannelDecay) * kLog2E;
     }
-    total = running_sums<false>(since_start, lane);
+    total = running_sums(since_start, lane);
     middle = make_float2(__shfl_sync(0xffffffffu, since_start[0], 28 + (lane & 3)),
                          __shfl_sync(0xffffffffu, since_start[1], 28 + (lane & 3)));
   }

@@ -1,5 +1,5 @@
-// The second half of the gradient pass with a decay a key channel: the write keys' gradient and that of the
-// decay.
+// The second half of the gradient pass with a decay a key channel: the write keys' gradient, the way through
+// the norms, and the gradient of the decay.
 #pragma once
 
 #include "kernels/detail/delta_rule_channel_gradients.cuh"
@@ -31,139 +31,148 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::add_rows(Rows& d_write) con
 }
 
 template <int KP, int VT, bool kAnchored>
-__device__ float2 ChannelGradients<KP, VT, kAnchored>::finish_columns(Rows& d_key, const Rows& d_write,
-                                                                      Rows& products,
-                                                                      float (&k_dots)[2]) const {
-  float2 totals = make_float2(0.0f, 0.0f);
+__device__ void ChannelGradients<KP, VT, kAnchored>::leave_anchors(Rows& d_q, Rows& d_k, Rows& d_write,
+                                                                   Rows& products) const {
+  const TriangleTile both[2] = {weights(0), weights(1)};
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
-    float column_factors[4];
-    load_column_factors(column_factors, n);
+    TokenPairs of_query = {};
+    TokenPairs of_key = {};
+    TokenPairs of_write = {};
+    if (!anchored) {
+      add_earlier_pairs(of_query, of_key, vectors(), both, first_row, channel(n), lane);
+      add_later_pairs(of_write, vectors(), both, first_row, channel(n), lane);
+    }
+    const BlockLogs sums(load_log_decays(n), lane);
 #pragma unroll
     for (int half_rows = 0; half_rows < 2; ++half_rows) {
-      const float2 y = tile_pair(w(), n, half_rows);
+      const int token = row + half_rows * 8;
+      const float2 anchored_query = tile_pair(q(), n, half_rows);
+      const float2 anchored_key = tile_pair(k(), n, half_rows);
+      const float2 anchored_write = tile_pair(w(), n, half_rows);
+      const float2 query = vector_pair(0, n, half_rows);
+      const float2 key = vector_pair(1, n, half_rows);
+      const float2 write = vector_pair(2, n, half_rows);
+      const float2 end = end_pair(n, half_rows);
+      // A query's pair with its own token, no one's decay.
+      const float self = anchored ? 0.0f : weight_at(weights(0), token, token);
 #pragma unroll
-      for (int i = 2 * half_rows; i < 2 * half_rows + 2; ++i) {
-        const float of_write = (i & 1 ? y.y : y.x) * d_write[n][i];
-        products[n][i] -= of_write;
-        k_dots[half_rows] += of_write;
-        d_key[n][i] += d_write[n][i] * column_factors[i];
-      }
-    }
-    if constexpr (!kAnchored) {
-      if (!anchored) {
-        TokenPairs of_write = {};
-        const TriangleTile both[2] = {weights(0), weights(1)};
-        add_later_pairs(of_write, vectors(), both, first_row, channel(n), lane);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int token = row + (i >> 1) * 8;
-          const float2 query = vectors().query(token, channel(n));
-          const float2 write = vectors().write(token, channel(n));
-          const float x = i & 1 ? write.y : write.x;
-          const float self = weight_at(weights(0), token, token) * (i & 1 ? query.y : query.x);
-          products[n][i] -= x * of_write.value[i];
-          k_dots[i >> 1] += x * (of_write.value[i] + self);
-          d_key[n][i] += of_write.value[i] + self;
-        }
-      }
-    }
-    const float2 all = running_sums<true>(products[n], lane);
-    if ((lane >> 2) == n) totals = all;
-  }
-  return totals;
-}
-
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::read_d_state(Rows& d_end) const {
-  const float betas[2] = {row_value(beta(), 0), row_value(beta(), 1)};
-  for (int tile = 0; tile < value_tiles(); ++tile) {
-    if (tile > 0) {
-      __syncthreads();
-      copy_error(tile);
-      copy_state(d_state(), args.d_states, tile);
-    }
-    arrived();
-#pragma unroll 2
-    for (int block = 0; block < VT / 16; ++block) {
-      uint32_t a[4];
-      load_a_of_columns(a, error(), first_row, block * 16, lane);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[i] = scaled_pair(a[i], betas[i & 1], betas[i & 1]);
-#pragma unroll
-      for (int pair = 0; pair < kBlocks / 2; ++pair) {
-        uint32_t b[4];
-        load_b_of_columns(b, d_state(), first_channel + pair * 16, block * 16, lane);
-        mma_bf16(d_end[2 * pair], a, b[0], b[1]);
-        mma_bf16(d_end[2 * pair + 1], a, b[2], b[3]);
+      for (int j = 0; j < 2; ++j) {
+        const int i = 2 * half_rows + j;
+        const auto at = [&](float2 x) { return j == 0 ? x.x : x.y; };
+        products[n][i] = at(anchored_query) * d_q[n][i] + at(anchored_key) * d_k[n][i] -
+                         at(anchored_write) * d_write[n][i] + at(query) * of_query.value[i] +
+                         at(key) * of_key.value[i] - at(write) * of_write.value[i];
+        d_q[n][i] = d_q[n][i] * sums.row_factor(i, anchored) + of_query.value[i] + self * at(write);
+        d_k[n][i] = d_k[n][i] * sums.row_factor(i, anchored) + of_key.value[i];
+        d_write[n][i] = (d_write[n][i] + at(end)) * sums.column_factor(i, anchored) + of_write.value[i] +
+                        self * at(query);
       }
     }
   }
 }
 
 template <int KP, int VT, bool kAnchored>
-__device__ float2 ChannelGradients<KP, VT, kAnchored>::finish_end(Rows& d_key, Rows& d_end, Rows& sums,
-                                                                  float (&k_dots)[2]) const {
-  float2 totals = make_float2(0.0f, 0.0f);
+__device__ void ChannelGradients<KP, VT, kAnchored>::dot_rows(const Rows& d_q, const Rows& d_k,
+                                                              const Rows& d_write, float (&q_dots)[2],
+                                                              float (&k_dots)[2]) const {
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
-    float column_factors[4];
-    load_column_factors(column_factors, n);
-    decay(d_end[n], step_to_end(channel(n)));
-    float before[4];
-#pragma unroll
-    for (int half_rows = 0; half_rows < 2; ++half_rows) {
-      const float2 y = tile_pair(w(), n, half_rows);
-#pragma unroll
-      for (int i = 2 * half_rows; i < 2 * half_rows + 2; ++i) {
-        before[i] = (i & 1 ? y.y : y.x) * d_end[n][i];
-        k_dots[half_rows] += before[i];
-        d_key[n][i] += d_end[n][i] * column_factors[i];
-      }
-    }
-    const float2 all = running_sums<false>(before, lane);
-    if ((lane >> 2) == n) totals = all;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // The token before g = 0 is the eighth for g + 8, none for g.
-      const float eighth = __shfl_sync(0xffffffffu, before[i], 28 + (lane & 3));
-      const float low = __shfl_up_sync(0xffffffffu, before[i], 4);
-      const float high = __shfl_up_sync(0xffffffffu, before[2 + i], 4);
-      sums[n][i] += lane >= 4 ? low : 0.0f;
-      sums[n][2 + i] += lane >= 4 ? high : eighth;
+      const float2 y = vector_pair(0, n, i);
+      const float2 z = vector_pair(1, n, i);
+      q_dots[i] += y.x * d_q[n][2 * i] + y.y * d_q[n][2 * i + 1];
+      k_dots[i] += z.x * d_k[n][2 * i] + z.y * d_k[n][2 * i + 1];
+      if (own_write_key) continue;
+      const float2 x = vector_pair(2, n, i);
+      const float2 end = kAnchored ? end_pair(n, i) : make_float2(0.0f, 0.0f);
+      k_dots[i] += x.x * (d_write[n][2 * i] + end.x) + x.y * (d_write[n][2 * i + 1] + end.y);
     }
   }
-  return totals;
 }
 
 template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::finish_log_decay(const Rows& sums, uint32_t row_totals,
-                                                                      uint32_t column_totals) const {
-  const bool no_past =
-      !args.initial_state && row == 0 && place.token == shape.offsets[shape.chunk_sequences[place.chunk]];
+__device__ void ChannelGradients<KP, VT, kAnchored>::finish(Rows& d_q, const Rows& d_k, Rows& d_write) const {
+  const float q_norms[2] = {row_value(q_rstd(), 0), row_value(q_rstd(), 1)};
+  const float k_norms[2] = {row_value(k_rstd(), 0), row_value(k_rstd(), 1)};
+  const float q_along[2] = {along(0, 0), along(0, 1)};
+  const float k_along[2] = {along(1, 0), along(1, 1)};
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
-    float2 constant = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int group = 0; group < kChannelGradientThreads / KP; ++group)
-      constant = sum(constant, read_shared_2(base + Memory::kThrough + (group * KP + channel(n)) * 4));
-    constant =
-        product(constant, __ldg(reinterpret_cast<const float2*>(args.chunk_decay + slot * KP + channel(n))));
-#pragma unroll
-    for (int other = 1; other < kSubBlocks; ++other) {
-      const int block = (sub_block + other) % kSubBlocks;
-      const uint32_t totals = block > sub_block ? row_totals : column_totals;
-      constant = sum(constant, read_shared_2(totals + (block * KP + channel(n)) * 4));
-    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int token = row + i * 8;
-      if (token >= place.rows || channel(n) >= shape.key_size) continue;
-      float2 out = sum(constant, make_float2(sums[n][2 * i], sums[n][2 * i + 1]));
-      if (i == 0 && no_past) out = make_float2(0.0f, 0.0f);
-      *reinterpret_cast<float2*>(chunk_of(args.d_log_decay, shape.key_size) +
-                                 (row_offset(token, shape.key_size) + channel(n))) = out;
+      const float2 y = vector_pair(0, n, i);
+      const float2 z = vector_pair(1, n, i);
+      const float2 x = tile_pair(w(), n, i);
+      const float2 end = end_pair(n, i);
+      const float2 factor = kAnchored ? tile_pair(factors(), n, i) : make_float2(1.0f, 1.0f);
+      float of_query[2];
+      float of_key[2];
+      float of_write[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const auto at = [&](float2 pair) { return j == 0 ? pair.x : pair.y; };
+        float& by_query = d_q[n][2 * i + j];
+        const float by_key = d_k[n][2 * i + j];
+        float& by_write = d_write[n][2 * i + j];
+        const float to_token = at(factor);
+        const float from_token = kAnchored ? reciprocal(to_token) : 1.0f;
+        of_query[j] = q_norms[i] * (by_query * to_token - at(y) * from_token * q_along[i]);
+        of_write[j] = kAnchored ? (by_write + at(end)) * from_token : by_write;
+        of_key[j] = k_norms[i] * (by_key * to_token + (own_write_key ? 0.0f : of_write[j]) -
+                                  at(z) * from_token * k_along[i]);
+        if (kAnchored) by_query = at(y) * by_query + at(z) * by_key - at(x) * by_write;
+        by_write = at(x) * at(end);
+      }
+      write_shared_bits(tile_address(q(), n, i), pack_bf16(of_query[0], of_query[1]));
+      write_shared_bits(tile_address(k(), n, i), pack_bf16(of_key[0], of_key[1]));
+      if (own_write_key) write_shared_bits(tile_address(w(), n, i), pack_bf16(of_write[0], of_write[1]));
     }
+  }
+}
+
+template <int KP, int VT, bool kAnchored>
+__device__ void ChannelGradients<KP, VT, kAnchored>::finish_log_decay() const {
+  const bool walks = lane < kWalkLanes;
+  const int mine = walk_channel();
+  float2 sums[kSubBlock];  // of the pairs from each of the warp's tokens on and of the end before it
+  if (walks) {
+    float2 all = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int r = kSubBlock - 1; r >= 0; --r) {
+      all = sum(all, read_shared_2(sum_address(Memory::kPairSums, first_row + r, mine)));
+      sums[r] = all;
+    }
+    write_shared_2(logs(0, sub_block, mine), all.x, all.y);
+    all = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int r = 0; r < kSubBlock; ++r) {
+      sums[r] = sum(sums[r], all);
+      all = sum(all, read_shared_2(sum_address(Memory::kEndSums, first_row + r, mine)));
+    }
+    write_shared_2(logs(1, sub_block, mine), all.x, all.y);
+  }
+  __syncthreads();
+  if (!walks || mine >= shape.key_size) return;
+  float2 constant = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int group = 0; group < kChannelGradientThreads / KP; ++group)
+    constant = sum(constant, read_shared_2(base + Memory::kThrough + (group * KP + mine) * 4));
+  constant = product(constant, __ldg(reinterpret_cast<const float2*>(args.chunk_decay + slot * KP + mine)));
+#pragma unroll
+  for (int other = 1; other < kSubBlocks; ++other) {
+    const int block = (sub_block + other) % kSubBlocks;
+    constant = sum(constant, log_pair(block > sub_block ? 0 : 1, block, mine));
+  }
+  const bool no_past = !args.initial_state && first_row == 0 &&
+                       place.token == shape.offsets[shape.chunk_sequences[place.chunk]];
+  float* target = chunk_of(args.d_log_decay, shape.key_size) + mine;
+#pragma unroll
+  for (int r = 0; r < kSubBlock; ++r) {
+    const float2 out = r == 0 && no_past ? make_float2(0.0f, 0.0f) : sum(sums[r], constant);
+    if (first_row + r < place.rows)
+      *reinterpret_cast<float2*>(target + row_offset(first_row + r, shape.key_size)) = out;
   }
 }
 

@@ -11,6 +11,7 @@ constexpr int kChannelGradientThreads = 256;
 constexpr int kRowAnchor = 0;  // of the logarithms kept a sub-block and channel
 constexpr int kColumnAnchor = 1;
 constexpr int kTotal = 2;
+constexpr int kToEnd = 2;  // of the factors that replace them where one anchor serves each sub-block
 
 template <int KP, int VT>
 struct ChannelGradientMemory {
@@ -18,20 +19,26 @@ struct ChannelGradientMemory {
   static constexpr int kValueBytes = kChunk * VT * 2;
   static constexpr int kLarger = kKeyBytes > kValueBytes ? kKeyBytes : kValueBytes;
   static constexpr int kStateBytes = KP * VT * 2 > 2 * kKeyBytes ? KP* VT * 2 : 2 * kKeyBytes;
+  static constexpr int kSumPitch = KP + 8;  // floats a row: neighbouring rows fall into different banks
+  static constexpr int kSumBytes = kChunk * kSumPitch * 4;
 
-  // Upstream dO and F, later q and k, later a gradient of a state; E; a state, later the write key and the
-  // factors of the rows; the weights dP and dM, later sums of the sub-blocks; vectors.
+  // Upstream dO and F, then the gradient of the state, then q and k, which become dQ and dK; E, then its
+  // product with that gradient; the state, then the write key, which becomes dW, and the factors of the rows;
+  // the weights dP and dM; vectors. At the end two tables of fp32 sums for the decay lie over all of it.
   static constexpr int kUpstream = 0;
   static constexpr int kSolved = kLarger;
   static constexpr int kError = 2 * kLarger;
-  static constexpr int kState = kError + kValueBytes;
+  static constexpr int kState = 3 * kLarger;
   static constexpr int kWeights = kState + kStateBytes;
   static constexpr int kVectors = kWeights + 2 * TriangleTile::kBytes;  // beta, q_rstd, k_rstd
   static constexpr int kDots = kVectors + 3 * kVectorBytes;  // [2, 2, 64] by half of the channels, of q and k
   static constexpr int kLogs = kDots + 4 * kVectorBytes;     // [3, 4, KP] anchors and totals
   static constexpr int kThrough = kLogs + 3 * kSubBlocks * KP * 4;  // [256 / KP, KP]
   static constexpr int kBytes = kThrough + kChannelGradientThreads * 4;
-  static_assert(KP * VT * 2 <= 2 * kLarger && 2 * kSubBlocks * KP * 4 <= 2 * TriangleTile::kBytes);
+  static constexpr int kPairSums = kUpstream;
+  static constexpr int kEndSums = kState;
+  static_assert(KP * VT * 2 <= 2 * kLarger);
+  static_assert(kSumBytes <= kState && kSumBytes <= kVectors - kState);
   static_assert(kBytes <= 99 * 1024);
 };
 
@@ -40,15 +47,9 @@ struct ChannelGradientMemory {
 template <int KP, int VT, bool kAnchored>
 struct ChannelGradients {
   using Memory = ChannelGradientMemory<KP, VT>;
-  static constexpr int kBlocks = KP / 16;  // of eight channels, a warp's
+  static constexpr int kBlocks = KP / 16;    // of eight channels, a warp's
+  static constexpr int kWalkLanes = KP / 4;  // with two of the warp's channels each, for all of its tokens
   using Rows = float[kBlocks][4];
-
-  /// Parts of dQ and dK from the earlier tokens of the same sub-block, where they are not in the
-  /// accumulators.
-  struct OwnPairs {
-    float of_query[kAnchored ? 1 : kBlocks][4];
-    float of_key[kAnchored ? 1 : kBlocks][4];
-  };
 
   const DeltaRuleChannelGradientsArgs& args;
   const DeltaRuleShape& shape;
@@ -66,12 +67,12 @@ struct ChannelGradients {
   const bool anchored;          // the warp's sub-block
   const uint32_t lane_address;  // of its first two channels of `row` in the tile at `base`
 
-  __device__ ChannelGradients(const DeltaRuleChannelGradientsArgs& given, uint32_t memory)
+  __device__ ChannelGradients(const DeltaRuleChannelGradientsArgs& given, uint32_t memory, int64_t given_slot)
       : args(given),
         shape(given.in.shape),
-        place(place_of(shape, blockIdx.x / shape.num_value_heads,
-                       static_cast<int>(blockIdx.x % shape.num_value_heads))),
-        slot(place.slot(shape)),
+        place(place_of(shape, given_slot / shape.num_value_heads,
+                       static_cast<int>(given_slot % shape.num_value_heads))),
+        slot(given_slot),
         base(memory),
         warp(static_cast<int>(threadIdx.x) / 32),
         lane(static_cast<int>(threadIdx.x) % 32),
@@ -111,6 +112,16 @@ struct ChannelGradients {
   __device__ ChannelVectors vectors() const { return {args.in, args.log_decay, place, q_rstd(), k_rstd()}; }
   /// First of this lane's two channels in block n of the warp's.
   __device__ int channel(int n) const { return first_channel + n * 8 + (lane & 3) * 2; }
+  /// First of its two channels where a lane walks through the warp's tokens.
+  __device__ int walk_channel() const { return first_channel + 2 * lane; }
+  /// Where they lie in a tile at the warp's token r: one exclusive or a row.
+  __device__ uint32_t walk_address(const RowTile<KP>& tile, int r) const {
+    const uint32_t first = tile.piece(first_row, walk_channel() & ~7) + (walk_channel() & 7) * 2;
+    return (first ^ ((r & 7) << 4)) + r * 128;
+  }
+  __device__ uint32_t sum_address(int table, int token, int of_channel) const {
+    return base + table + (token * Memory::kSumPitch + of_channel) * 4;
+  }
   __device__ LogDecays load_log_decays(int n) const {
     return {args.log_decay, shape, place, first_row, channel(n), lane};
   }
@@ -145,6 +156,26 @@ struct ChannelGradients {
   __device__ void copy_state(const BlockTile<KP>& target, const __nv_bfloat16* states, int tile) const {
     copy_flat_async<kChannelGradientThreads, KP * VT * 2>(target.base, state_tile(states, tile));
   }
+  // What the next part needs comes to the L2 cache during this one.
+  template <int Bytes>
+  __device__ static void prefetch_flat(const void* source) {
+    for (int offset = static_cast<int>(threadIdx.x) * 128; offset < Bytes;
+         offset += kChannelGradientThreads * 128)
+      prefetch_line(static_cast<const char*>(source) + offset);
+  }
+  __device__ void prefetch_tokens() const {
+    constexpr int kBytes = KP * 2;
+    const auto of = [&](const DeltaRuleRows& rows, int head) {
+      prefetch_rows<kChannelGradientThreads, kBytes>(rows_at(rows, place.token, head), rows.token_stride,
+                                                     place.rows, shape.key_size);
+    };
+    of(args.in.q, place.key_head);
+    of(args.in.k, place.key_head);
+    if (own_write_key) of(args.in.write_key, place.head);
+    prefetch_rows<kChannelGradientThreads, 2 * kBytes>(
+        args.log_decay + log_decay_at(shape, place, 0, 0),
+        static_cast<int64_t>(shape.num_value_heads) * shape.key_size, place.rows, shape.key_size);
+  }
   __device__ static void arrived() {
     copy_async_commit();
     copy_async_wait<0>();
@@ -155,9 +186,16 @@ struct ChannelGradients {
   /// Half of the warps take dO, half F. The state is there at the end where it comes in one tile.
   __device__ void weigh_pairs() const;
 
-  /// What reads the state: scale dO S^T and -beta F S^T, and with the latter dV = beta F; and the sums over
-  /// value channels of the state before the chunk times the gradient after it.
+  /// What reads the state: scale dO S^T and -beta F S^T, and with the latter dV = beta F.
   __device__ void read_state(Rows& d_q, Rows& d_k) const;
+
+  /// beta E dS^T, what the gradient of the state after the chunk gives the write keys, rounded to shared
+  /// memory; and the sums over value channels of the state before the chunk times that gradient.
+  __device__ void read_d_state() const;
+  __device__ void add_state_products(float (&through)[8]) const;
+  __device__ uint32_t end_address(int n, int i) const {
+    return base + Memory::kError + ((warp * kBlocks + n) * 2 + i) * 128 + lane * 4;
+  }
 
   __device__ void store_d_v(const uint32_t (&solved_rows)[4], int value_channel,
                             const float (&betas)[2]) const {
@@ -175,8 +213,8 @@ struct ChannelGradients {
   __device__ void prepare_rows() const;
 
   // Decays between anchors. With one anchor a sub-block they are five factors a channel: from the chunk's
-  // start to the first anchor, from each to the next, and from the last to the chunk's end; otherwise they
-  // are made from the logarithms.
+  // start to the first anchor, from each to the next, and from the last to the chunk's end, and with them the
+  // products of those from each anchor to the end; otherwise they are made from the logarithms.
   __device__ float2 step(int index, int lane_channel) const { return log_pair(0, index, lane_channel); }
   __device__ void make_steps() const {
     if constexpr (kAnchored) {
@@ -190,9 +228,14 @@ struct ChannelGradients {
           out[block] = exp2_approx(before + anchor);
           before = read_shared(logs(kTotal, block, channel_of)) - anchor;
         }
+        float to_end = exp2_approx(before);
+        write_shared(logs(0, kSubBlocks, channel_of), to_end);
 #pragma unroll
-        for (int block = 0; block < kSubBlocks; ++block) write_shared(logs(0, block, channel_of), out[block]);
-        write_shared(logs(0, kSubBlocks, channel_of), exp2_approx(before));
+        for (int block = kSubBlocks - 1; block >= 0; --block) {
+          write_shared(logs(0, block, channel_of), out[block]);
+          write_shared(logs(kToEnd, block, channel_of), to_end);
+          to_end *= out[block];
+        }
       }
       __syncthreads();
     }
@@ -217,13 +260,11 @@ struct ChannelGradients {
   }
   /// From the warp's column anchor to the chunk's end.
   __device__ float2 step_to_end(int lane_channel) const {
-    float2 out = kAnchored ? make_float2(1.0f, 1.0f) : from_column_anchor(sub_block, lane_channel);
-#pragma unroll
-    for (int block = 0; block < kSubBlocks; ++block) {
-      if (kAnchored && block >= sub_block) out = product(out, step(block + 1, lane_channel));
-      if (!kAnchored && block > sub_block) out = sum(out, log_pair(kTotal, block, lane_channel));
-    }
-    return kAnchored ? out : powers(out);
+    if constexpr (kAnchored) return log_pair(kToEnd, sub_block, lane_channel);
+    float2 out = from_column_anchor(sub_block, lane_channel);
+    for (int block = sub_block + 1; block < kSubBlocks; ++block)
+      out = sum(out, log_pair(kTotal, block, lane_channel));
+    return powers(out);
   }
   /// Logarithm of the decay from the column anchor of a sub-block to its end.
   __device__ float2 from_column_anchor(int block, int lane_channel) const {
@@ -251,68 +292,64 @@ struct ChannelGradients {
   __device__ float2 tile_pair(const RowTile<KP>& tile, int n, int i) const {
     return unpack_bf16(read_shared_bits(tile_address(tile, n, i)));
   }
-  /// Factors from the row anchor to the tokens, and from the tokens to the column anchor.
-  __device__ void load_row_factors(float (&out)[4], int n) const {
-    if constexpr (kAnchored) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float2 f = tile_pair(factors(), n, i);
-        out[2 * i] = f.x;
-        out[2 * i + 1] = f.y;
-      }
-    } else {
-      const BlockLogs sums(load_log_decays(n), lane);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out[i] = sums.row_factor(i, anchored);
-    }
-  }
-  __device__ void load_column_factors(float (&out)[4], int n) const {
-    if constexpr (kAnchored) {
-      load_row_factors(out, n);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out[i] = reciprocal(out[i]);
-    } else {
-      const BlockLogs sums(load_log_decays(n), lane);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out[i] = sums.column_factor(i, anchored);
-    }
-  }
-
-  /// Products of the rows of dQ and dK with the normalised vectors, for the norms. Where no one anchor serves
-  /// the sub-block, `pairs` take what its own pairs give.
-  __device__ void dot_rows(const Rows& d_q, const Rows& d_k, OwnPairs& pairs, float (&q_dots)[2],
-                           float (&k_dots)[2]) const;
-
-  /// Stores dQ and, with a write key of its own, dK. d_q becomes the products by row and channel, for the
-  /// decay; d_k becomes zero or, without such a write key, dK with respect to the normalised key.
-  __device__ void finish_rows(Rows& d_q, Rows& d_k, const OwnPairs& pairs) const;
-
-  /// What a query's pair with its own token gives dQ where its sub-block has no anchor.
-  __device__ float self_query(int n, int i) const {
-    if (anchored) return 0.0f;
-    const int token = row + (i >> 1) * 8;
-    const float2 write = vectors().write(token, channel(n));
-    return weight_at(weights(0), token, token) * (i & 1 ? write.y : write.x);
-  }
 
   /// Adds to d_write what later rows of the chunk give, at the warp's column anchor.
   __device__ void add_rows(Rows& d_write) const;
 
-  /// The part of dW through later rows added to d_key. `products` becomes the sums for the decay's gradient
-  /// from each token of the sub-block on. Returns the lane's share of their totals: those of block n in the
-  /// lanes with g = n.
-  __device__ float2 finish_columns(Rows& d_key, const Rows& d_write, Rows& products,
-                                   float (&k_dots)[2]) const;
+  /// Without one anchor for each sub-block: takes the gradients from their anchors to their tokens, adds the
+  /// pairs within a sub-block that has none and, to d_write, what the chunk's end gives. `products` becomes
+  /// those by row and channel of rows less columns, for the decay.
+  __device__ void leave_anchors(Rows& d_q, Rows& d_k, Rows& d_write, Rows& products) const;
 
-  /// beta E dS^T: what the gradient of the state after the chunk gives the write keys.
-  __device__ void read_d_state(Rows& d_end) const;
+  /// q, k or the write key (`of` 0, 1, 2) at two channels of token row + 8 i, normalised, with the factor by
+  /// which the accumulators of its gradient are short.
+  __device__ float2 vector_pair(int of, int n, int i) const {
+    if constexpr (kAnchored) return tile_pair(of == 0 ? q() : of == 1 ? k() : w(), n, i);
+    return of == 0   ? vectors().query(row + i * 8, channel(n))
+           : of == 1 ? vectors().key(row + i * 8, channel(n))
+                     : vectors().write(row + i * 8, channel(n));
+  }
+  /// The part of dW from the chunk's end, at the warp's column anchor.
+  __device__ float2 end_pair(int n, int i) const {
+    return product(unpack_bf16(read_shared_bits(end_address(n, i))), step_to_end(channel(n)));
+  }
 
-  /// Adds that part of dW to d_key, and to `sums` the products of the sub-block's tokens before each. Returns
-  /// their totals likewise.
-  __device__ float2 finish_end(Rows& d_key, Rows& d_end, Rows& sums, float (&k_dots)[2]) const;
+  /// Products of dQ and dK with the normalised vectors, for the norms.
+  __device__ void dot_rows(const Rows& d_q, const Rows& d_k, const Rows& d_write, float (&q_dots)[2],
+                           float (&k_dots)[2]) const;
 
-  /// The gradient of the log-decay from the warps' sums: in order of tokens, later rows and earlier columns.
-  __device__ void finish_log_decay(const Rows& sums, uint32_t row_totals, uint32_t column_totals) const;
+  /// dQ, dK and dW, through the norms, to the places of q, k and the write key. d_q becomes the products for
+  /// the decay of rows less columns, d_write those of columns with what the chunk's end gives.
+  __device__ void finish(Rows& d_q, const Rows& d_k, Rows& d_write) const;
+
+  /// A tile of gradients to global memory, 16 bytes a lane.
+  __device__ void store_tile(__nv_bfloat16* target, const RowTile<KP>& tile) const {
+    constexpr int kPieces = KP / 8;
+    constexpr int kStep = kChannelGradientThreads / kPieces;
+    const int thread = copying_thread();
+    const int of_channel = thread % kPieces * 8;
+    const int first = thread / kPieces;
+    const uint32_t source = tile.piece(first, of_channel);
+    const int limit = of_channel < shape.key_size ? place.rows : 0;
+    __nv_bfloat16* to = chunk_of(target, shape.key_size) + of_channel;
+#pragma unroll
+    for (int token = 0; token < kChunk; token += kStep)
+      if (first + token < limit)
+        *reinterpret_cast<uint4*>(to + row_offset(first + token, shape.key_size)) =
+            read_shared_piece(source + token * 128);
+  }
+
+  __device__ void share_sums(int table, const Rows& sums) const {
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        write_shared_2(sum_address(table, row + i * 8, channel(n)), sums[n][2 * i], sums[n][2 * i + 1]);
+  }
+
+  /// The gradient of the log-decay from the tables of products: later tokens of the one, earlier of the
+  /// other.
+  __device__ void finish_log_decay() const;
 
   /// The sums over both halves of the channels.
   __device__ void share_dots(int of, float (&dots)[2]) const {
@@ -325,65 +362,11 @@ struct ChannelGradients {
     }
   }
 
-  /// The normalised query (`of` 0) or key at two channels of token row + 8 i: from the tiles, where q and k
-  /// are anchored as rows and a write key that is the key as a column.
-  __device__ float2 unit_pair(int of, int n, int i) const {
-    if constexpr (!kAnchored)
-      return of == 0 ? vectors().query(row + i * 8, channel(n)) : vectors().key(row + i * 8, channel(n));
-    const float2 factor = tile_pair(factors(), n, i);
-    if (of == 1 && !own_write_key) return product(tile_pair(w(), n, i), factor);
-    const float2 x = tile_pair(of == 0 ? q() : k(), n, i);
-    return make_float2(x.x * reciprocal(factor.x), x.y * reciprocal(factor.y));
-  }
-
   /// The factor of the normalised vector in the gradient through the norm, of dQ (`of` 0) or dK, for token
-  /// row
-  /// + 8 i; share_dots has been met by a barrier.
+  /// row + 8 i; share_dots has been met by a barrier.
   __device__ float along(int of, int i) const {
     const int token = row + i * 8;
     return args.normalize ? read_shared(dot(0, of) + token * 4) + read_shared(dot(1, of) + token * 4) : 0.0f;
-  }
-
-  /// dK through the norm to global memory.
-  __device__ void store_key(const Rows& d) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float rstd = row_value(k_rstd(), i);
-      const float part = along(1, i);
-#pragma unroll
-      for (int n = 0; n < kBlocks; n += 2) {
-        uint32_t words[2];
-#pragma unroll
-        for (int next = 0; next < 2; ++next) {
-          const float2 y = unit_pair(1, n + next, i);
-          words[next] = pack_bf16(rstd * (d[n + next][2 * i] - y.x * part),
-                                  rstd * (d[n + next][2 * i + 1] - y.y * part));
-        }
-        store_blocks_of(args.d_k, row + i * 8, n, words[0], words[1]);
-      }
-    }
-  }
-
-  __device__ void store_plain(__nv_bfloat16* target, const Rows& d) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int n = 0; n < kBlocks; n += 2)
-        store_blocks_of(target, row + i * 8, n, pack_bf16(d[n][2 * i], d[n][2 * i + 1]),
-                        pack_bf16(d[n + 1][2 * i], d[n + 1][2 * i + 1]));
-  }
-
-  __device__ void store_blocks_of(__nv_bfloat16* target, int token, int n, uint32_t first,
-                                  uint32_t second) const {
-    const int block_channel = first_channel + n * 8;
-    store_two_blocks(chunk_of(target, shape.key_size), row_offset(token, shape.key_size) + block_channel,
-                     first, second, token < place.rows && block_channel < shape.key_size, lane);
-  }
-
-  /// Totals a lane holds for block n = g to [4, KP] floats at `address`.
-  __device__ void share_totals(uint32_t address, float2 totals) const {
-    const int n = lane >> 2;
-    if (n < kBlocks) write_shared_2(address + (sub_block * KP + channel(n)) * 4, totals.x, totals.y);
   }
 };
 

@@ -107,6 +107,10 @@ inline int __reduce_add_sync(unsigned, int value) {
   for (int mask = 16; mask > 0; mask /= 2) value += __shfl_xor_sync(0, value, mask);
   return value;
 }
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  return static_cast<unsigned>(
+      __reduce_add_sync(0, predicate != 0 ? static_cast<int>(1u << osdn::emulation::lane()) : 0));
+}
 inline int __all_sync(unsigned, int predicate) {
   return __reduce_max_sync(0, predicate != 0 ? 0u : 1u) == 0u ? 1 : 0;
 }

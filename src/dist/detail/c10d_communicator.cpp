@@ -148,7 +148,8 @@ class C10dCommunicator : public Communicator {
       throw EnvironmentError("{}: {}", what, reason_of(failure));
     }
     if (device.is_cuda())
-      watchdog_.emplace(Watchdog::Options{.timeout = timeout, .end_waiting = [this] { backend_->abort(); }});
+      watchdog_.emplace(Watchdog::Options{
+          .timeout = timeout, .end_waiting = [this] { backend_->abort(); }, .outlives_owner = true});
     token_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device));
     if (!device.is_cuda()) return;
     captured_.prepare(device);

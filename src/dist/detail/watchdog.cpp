@@ -55,6 +55,15 @@ std::optional<std::string> Watchdog::inspect() {
       task.what, task.where ? ": " + task.where() : "", static_cast<double>(timeout.count()) / 1000);
 }
 
+namespace watchdog_detail {
+
+[[noreturn]] void end_process() {
+  log::error("the process does not come to its end after this failure: it is ended now");
+  ::_exit(static_cast<int>(ExitCode::kEnvironmentError));
+}
+
+}  // namespace watchdog_detail
+
 void Watchdog::run() {
   const auto period =
       std::clamp(options_.timeout / 20, std::chrono::milliseconds(5), std::chrono::milliseconds(500));
@@ -63,6 +72,11 @@ void Watchdog::run() {
     failure_ = inspect();
     if (!failure_) continue;
     log::error("{}", *failure_);
+    if (options_.outlives_owner)
+      std::thread([grace = options_.grace] {
+        std::this_thread::sleep_for(grace);
+        watchdog_detail::end_process();
+      }).detach();
     // On a thread of its own: what is to end the waiting has been seen to wait itself.
     std::thread ending([this] {
       options_.end_waiting();
@@ -70,10 +84,8 @@ void Watchdog::run() {
       ended_waiting_ = true;
       changed_.notify_all();
     });
-    if (!changed_.wait_for(lock, options_.grace, [&] { return stop_ && ended_waiting_; })) {
-      log::error("the process does not come to its end after this failure: it is ended now");
-      ::_exit(static_cast<int>(ExitCode::kEnvironmentError));
-    }
+    if (!changed_.wait_for(lock, options_.grace, [&] { return stop_ && ended_waiting_; }))
+      watchdog_detail::end_process();
     lock.unlock();
     ending.join();
     return;

@@ -29,6 +29,9 @@ class Watchdog {
     /// After a failure, for the process to come to its end by itself, end_waiting included; then it is ended
     /// with exit code 3.
     std::chrono::milliseconds grace{10000};
+    /// Ends the process so also where the watchdog is gone by then: releasing memory and events may wait for
+    /// a collective that never ends.
+    bool outlives_owner = false;
   };
 
   explicit Watchdog(Options options);

@@ -37,7 +37,7 @@ train_case() {  # case, GPUs, the first of them
     --set run.directory="$folder/runs" --set run.name="$name" --set data.train="[$folder/shards/train-*.h5]" --set data.validation=[] \
     --set data.tokenizer="$folder/shards/tokenizer.model" --set data.sequence_length=$tokens \
     --set train.global_batch_tokens=$((gpus * sequences * tokens)) --set train.micro_batch_sequences="$sequences" \
-    --set train.steps=1000000 --set checkpoint.every_steps=0 --set checkpoint.every_minutes=0 --set metrics.residual_every_steps=0 \
+    --set train.steps=1000000 --set checkpoint.every_steps=0 --set checkpoint.every_minutes=0 --set metrics.residual_every_steps=1000000 \
     --set metrics.tensorboard=false --set distributed.max_restarts=0 "${settings[@]}" >"$folder/$name.log" 2>&1 &
   process=$!
   metrics=$folder/runs/$name/metrics.jsonl

@@ -67,7 +67,8 @@ config::Config reconcile(const config::Config& stored, config::Config config) {
   // Where the data lies is no part of the run, what it is is: digests of shards and tokenizer are compared
   // when they are opened. So a run may move to another folder or machine.
   config::Config known = stored;
-  // null and the value that it stands for are one setting: runs from before the key had a null hold its value.
+  // null and the value that it stands for are one setting: runs from before the key had a null hold its
+  // value.
   if (config::output_gate(stored.model) == config::output_gate(config.model))
     known.model.use_gate = config.model.use_gate;
   known.data.tokenizer = config.data.tokenizer;

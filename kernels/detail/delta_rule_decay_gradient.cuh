@@ -101,9 +101,7 @@ struct DecayRows {
     write_shared(at(kPairs, token), sum);
   }
 
-  /// Eq. 10 for tokens 2 lane and 2 lane + 1, by one warp. The pairs' sums add up to 0 over the chunk, so
-  /// those from a token on are less those before it, of which the first token has none. `whole`: what the
-  /// chunk leaves of the state.
+  /// Eq. 10 for tokens 2 lane and 2 lane + 1, by one warp. `whole`: what the chunk leaves of the state.
   __device__ float2 gradient(float whole, int lane) const {
     const auto of = [&](int which) { return read_shared_2(at(which, 2 * lane)); };
     float of_states = 0.0f;
@@ -113,17 +111,31 @@ struct DecayRows {
     const float2 by_key = of(kReading + 1);
     const float2 low = of(kWriting);
     const float2 high = of(kWriting + 1);
-    const float2 pairs = of(kPairs);
-    const float2 read = make_float2(by_query.x + by_key.x, by_query.y + by_key.y);
-    const float2 written = make_float2(low.x + high.x - pairs.x, low.y + high.y - pairs.y);
-    const float read_later = sum_from(read.x + read.y, lane);
-    const float after = __shfl_down_sync(0xffffffffu, read_later, 1);
-    const float read_after = lane < 31 ? after : 0.0f;
-    const float written_until = sum_until(written.x + written.y, lane);
-    const float left = __shfl_up_sync(0xffffffffu, written_until, 1);
-    const float written_before = lane > 0 ? left : 0.0f;
-    return make_float2(read_later + written_before + of_states,
-                       read_after + read.y + written_before + written.x + of_states);
+    const float2 read = from_each(make_float2(by_query.x + by_key.x, by_query.y + by_key.y), lane);
+    const float2 written = before_each(make_float2(low.x + high.x, low.y + high.y), lane);
+    // The pairs' sums add up to 0 over the chunk, so those from a token on are less those before it. The
+    // smaller of the two is exactly 0 at the first token and behind the last that the loss depends on.
+    const float2 from = from_each(of(kPairs), lane);
+    const float2 before = before_each(of(kPairs), lane);
+    const auto straddling = [](float after, float until) {
+      return fabsf(after) < fabsf(until) ? after : -until;
+    };
+    return make_float2(straddling(from.x, before.x) + read.x + written.x + of_states,
+                       straddling(from.y, before.y) + read.y + written.y + of_states);
+  }
+
+ private:
+  /// Of two neighbouring numbers a lane: the sums from each on, and of all before each.
+  __device__ static float2 from_each(const float2& x, int lane) {
+    const float sum = sum_from(x.x + x.y, lane);
+    const float next = __shfl_down_sync(0xffffffffu, sum, 1);
+    return make_float2(sum, (lane < 31 ? next : 0.0f) + x.y);
+  }
+  __device__ static float2 before_each(const float2& x, int lane) {
+    const float sum = sum_until(x.x + x.y, lane);
+    const float left = __shfl_up_sync(0xffffffffu, sum, 1);
+    const float before = lane > 0 ? left : 0.0f;
+    return make_float2(before, before + x.x);
   }
 };
 

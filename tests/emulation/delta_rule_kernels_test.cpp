@@ -48,8 +48,10 @@ struct Options {
   Gate gate = Gate::kNone;
   bool write_key = false;
   bool portable = false;
-  double upstream = 1;  // size of the gradients that come in
-  double floor = -1;    // of the log-decays
+  double upstream = 1;   // size of the gradients that come in
+  double floor = -1;     // of the log-decays
+  int loss_tokens = -1;  // the first of the sequence that the loss depends on; -1: all, and the final state
+  bool zero_state = false;  // before the first token
 };
 
 double relative_error(const Numbers& actual, const Numbers& expected) {
@@ -99,6 +101,13 @@ struct Problem {
       initial[i] = static_cast<float>(normal(random));
       d_final[i] = static_cast<float>(normal(random) * options.upstream);
     }
+    if (options.loss_tokens >= 0) {
+      for (size_t i = static_cast<size_t>(options.loss_tokens) * shape.heads * shape.value_size;
+           i < d_o.size(); ++i)
+        d_o[i] = __float2bfloat16(0.0f);
+      for (size_t i = 0; i < state_size; ++i) d_final[i] = 0.0f;
+    }
+    for (size_t i = 0; options.zero_state && i < state_size; ++i) initial[i] = 0.0f;
     for (size_t row = 0; row < rows; ++row) {
       beta[row] = static_cast<float>(1 / (1 + std::exp(-normal(random))));
       const double norm = std::sqrt(squares(k, row));
@@ -363,7 +372,13 @@ void check_kernels(const Shape& shape, const Options& options) {
   check("d_beta", d_beta.numbers(), problem.d_beta);
   check("d_initial", d_initial.numbers(), problem.d_initial);
   if (options.write_key) check("d_write_key", d_write_key.numbers(), problem.d_write_key);
-  if (options.gate != Gate::kNone) check("d_log_decay", d_log_decay.numbers(), problem.d_log_decay);
+  if (options.gate == Gate::kNone) return;
+  check("d_log_decay", d_log_decay.numbers(), problem.d_log_decay);
+  // What no decay acts on is exactly 0, not the rounding of sums that cancel.
+  const size_t per_token = d_log_decay.size() / shape.tokens;
+  for (size_t i = 0; options.zero_state && i < per_token; ++i) CHECK(d_log_decay[i] == 0);
+  for (size_t i = per_token * options.loss_tokens; options.loss_tokens >= 0 && i < d_log_decay.size(); ++i)
+    CHECK(d_log_decay[i] == 0);
 }
 
 TEST_CASE("the kernels for any device equal the recurrence and its gradients", "[delta_rule_kernels]") {
@@ -397,6 +412,14 @@ TEST_CASE("strong decays go through the kernels", "[delta_rule_kernels]") {
   const Gate gate = GENERATE(Gate::kScalar, Gate::kChannel);
   const double floor = GENERATE(-5.0, -27.0);
   check_kernels({.tokens = 70, .heads = 1, .key_size = 64, .value_size = 64}, {.gate = gate, .floor = floor});
+}
+
+TEST_CASE("a decay that nothing depends on has a gradient of exactly 0", "[delta_rule_kernels]") {
+  const bool portable = GENERATE(true, false);
+  const int loss_tokens = GENERATE(14, 64, 69);
+  check_kernels(
+      {.tokens = 70, .heads = 1, .key_size = 128, .value_size = 64},
+      {.gate = Gate::kScalar, .portable = portable, .loss_tokens = loss_tokens, .zero_state = true});
 }
 
 }  // namespace osdn::kernels::delta_rule_kernels_test

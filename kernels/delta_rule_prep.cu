@@ -10,8 +10,7 @@ namespace {
 
 constexpr float kNormEpsilon = 1e-6f;         // inside the root
 constexpr float kSmallestLogDecay = -100.0f;  // its factor is 0 in fp32
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kPrepareVectors = 4;  // beta, k_rstd, maxima, G
+constexpr int kPrepareVectors = 4;            // beta, k_rstd, maxima, G
 
 template <int KP>
 constexpr int tile_bytes() {

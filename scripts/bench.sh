@@ -11,17 +11,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 peers=docs/benchmarks/peers.jsonl
 
-# value(name): a field of the JSON line in $0, without quotes.
-awk_value='
-  function value(name,    found) {
-    if (!match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")) return ""
-    found = substr($0, RSTART, RLENGTH)
-    sub(/^"[^"]*": /, "", found)
-    gsub(/"/, "", found)
-    return found
-  }
-'
-
 ops_table() {  # lines, machine
   echo "| op | pass | shape | gate | write key | dtype | device | ms | spread | graph ms | GB/s | TFLOP/s | share of bound | share of step | best peer ms | times faster | measured at |"
   echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"

@@ -72,14 +72,7 @@ write_page() {  # lines, machine
   echo
   echo "| configuration | sequences a GPU | settings | GPUs | step ms | tokens/s | of linear | of the slowest | memory before activations GiB | peak GiB | last loss | commit |"
   echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
-  awk '
-    function value(name,    found) {
-      if (!match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")) return ""
-      found = substr($0, RSTART, RLENGTH)
-      sub(/^"[^"]*": /, "", found)
-      gsub(/"/, "", found)
-      return found
-    }
+  awk "$awk_value"'
     {
       key = value("configuration") ":" value("sequences")
       settings = value("settings")

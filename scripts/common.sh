@@ -34,3 +34,14 @@ configure_and_build() {  # preset, targets...
   [ -f "build/$preset/build.ninja" ] || run cmake --preset "$preset"
   run cmake --build "build/$preset" --parallel "$(build_jobs)" ${1:+--target "$@"}
 }
+
+# For awk: value(name): a field of the JSON line in $0, without quotes.
+awk_value='
+  function value(name,    found) {
+    if (!match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")) return ""
+    found = substr($0, RSTART, RLENGTH)
+    sub(/^"[^"]*": /, "", found)
+    gsub(/"/, "", found)
+    return found
+  }
+'

@@ -8,7 +8,6 @@ namespace osdn::kernels {
 
 constexpr int kSubBlock = 16;  // tokens between anchors
 constexpr int kSubBlocks = kChunk / kSubBlock;
-constexpr float kLog2E = 1.4426950408889634f;
 
 /// Smaller log-decays count as this one: their factor is 0 in fp32 all the same, and sums keep their digits.
 constexpr float kSmallestChannelDecay = -104.0f;

@@ -13,6 +13,8 @@ constexpr int kChunk = kDeltaRuleChunk;
 constexpr int kSquareBytes = kChunk * kChunk * 2;  // of a 64x64 matrix of 16-bit numbers
 constexpr int kVectorBytes = kChunk * 4;           // of a float a token
 
+constexpr float kLog2E = 1.4426950408889634f;  // log2 e: decays are taken as powers of two
+
 using SquareTile = BlockTile<kChunk>;
 
 /// First element of one head at one token.

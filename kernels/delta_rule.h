@@ -19,11 +19,20 @@ namespace osdn::kernels {
 
 inline constexpr int kDeltaRuleChunk = 64;
 inline constexpr int kDeltaRuleTriangle = 10 * 16 * 16;  // numbers of a triangular matrix of a chunk
-inline constexpr int kDeltaRuleMaxKeySize = 128;
-inline constexpr int kDeltaRuleMaxValueSize = 256;
+inline constexpr int kDeltaRuleMaxKeySize = 256;
+inline constexpr int kDeltaRuleMaxValueSize = 512;
+/// A decay by channel (delta_rule_channel.h) goes up to these.
+inline constexpr int kDeltaRuleNarrowKeySize = 128;
+inline constexpr int kDeltaRuleNarrowValueSize = 256;
 
-/// KP: 64 or 128.
-constexpr int delta_rule_padded_key_size(int key_size) { return key_size <= 64 ? 64 : 128; }
+/// Whether the current device has the shared memory that keys above kDeltaRuleNarrowKeySize need, 160 KB a
+/// block.
+bool delta_rule_takes_wide_keys();
+
+/// KP: 64, 128 or 256.
+constexpr int delta_rule_padded_key_size(int key_size) {
+  return key_size <= 64 ? 64 : key_size <= kDeltaRuleNarrowKeySize ? 128 : 256;
+}
 /// VP: 64 or a multiple of 128.
 constexpr int delta_rule_padded_value_size(int value_size) {
   return value_size <= 64 ? 64 : (value_size + 127) / 128 * 128;

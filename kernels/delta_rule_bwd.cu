@@ -52,13 +52,24 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
     const ChunkPlace place(shape, block.sequence, chunk, block.head);
     const int64_t slot = place.slot(shape);
 
-    uint32_t rounded[KP / 16][4];
-    d_state.round(rounded);
     float x[kChunk / 8][4] = {};
-    Products::begin(x);
-    Products::template add_times_rows<KP>(x, rounded, stage.w, lane);
-    Products::end();
-    store_blocks(args.d_states + block.value_rows(slot, KP), rounded, warp, lane);
+    if constexpr (KP > kDeltaRuleNarrowKeySize) {
+      // Registers have no room for all of the state a second time, rounded.
+#pragma unroll
+      for (int k = 0; k < KP / 16; ++k) {
+        uint32_t rounded[4];
+        d_state.round_block(rounded, k);
+        Products::add_block_times_rows(x, rounded, stage.w, k, lane);
+        store_fragment<KP / 16>(args.d_states + block.value_rows(slot, KP), rounded, k, warp, lane);
+      }
+    } else {
+      uint32_t rounded[KP / 16][4];
+      d_state.round(rounded);
+      Products::begin(x);
+      Products::template add_times_rows<KP>(x, rounded, stage.w, lane);
+      Products::end();
+      store_blocks(args.d_states + block.value_rows(slot, KP), rounded, warp, lane);
+    }
     uint32_t upstream[kChunk / 16][4];  // dO, times the factors of the query
     load_upstream(
         upstream, stage,

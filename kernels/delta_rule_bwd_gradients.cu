@@ -476,7 +476,7 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
 }
 
 template <int KP, int VT, bool kGated, class Products>
-__global__ void __launch_bounds__(kGradientThreads, 2)
+__global__ void __launch_bounds__(kGradientThreads, KP > 128 ? 1 : 2)
     delta_rule_backward_gradients_kernel(const __grid_constant__ DeltaRuleBackwardGradientsArgs args) {
   if constexpr (Products::kAvailable) token_gradients<KP, VT, kGated, Products>(args, dynamic_shared());
 }
@@ -494,14 +494,17 @@ void launch_gradients(const DeltaRuleBackwardGradientsArgs& args, CUstream_st* s
 
 }  // namespace
 
+bool delta_rule_takes_wide_keys() { return GradientMemory<256, 64>::bytes(true) <= shared_memory_limit(); }
+
 void launch(const DeltaRuleBackwardGradientsArgs& args, CUstream_st* stream) {
   if (args.in.shape.num_chunks * args.in.shape.num_value_heads == 0) return;
-  by_key_size(args.in.shape, [&](auto padded) {
+  by_any_key_size(args.in.shape, [&](auto padded) {
     constexpr int KP = decltype(padded)::value;
     const bool gated = args.in.log_decay != nullptr;
-    if (delta_rule_padded_value_size(args.in.shape.value_size) == 64)
+    // Of a wide state 64 value channels are as much as there is room for.
+    if (KP > 128 || delta_rule_padded_value_size(args.in.shape.value_size) == 64)
       gated ? launch_gradients<KP, 64, true>(args, stream) : launch_gradients<KP, 64, false>(args, stream);
-    else
+    else if constexpr (KP <= 128)
       gated ? launch_gradients<KP, 128, true>(args, stream) : launch_gradients<KP, 128, false>(args, stream);
   });
 }

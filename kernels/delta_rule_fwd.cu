@@ -47,7 +47,6 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
   const DeltaRuleShape& shape = args.in.shape;
   const ScanBlock<Stage> block(args.in, shared_base, stages);
   const int warp = block.warp;
-  const int lane = block.lane;
   const auto copy = [&](int64_t chunk) {
     block.stage_of(chunk).copy_async(args.in, args.prepared, args.in.v, args.chunk_decay,
                                      ChunkPlace(shape, block.sequence, chunk, block.head),
@@ -57,22 +56,38 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
   if (block.sequence.chunks > 0) copy(0);
   StateRows<KP> state;
   state.load(shape, args.initial_state == nullptr ? nullptr : args.initial_state + block.state_row,
-             block.first_warp_channel(), lane);
+             block.first_warp_channel(), block.lane);
   for_each_chunk<false, Products>(block, copy, [&](int64_t chunk, const Stage& stage) {
+    // Where the state fills the registers the lane is read anew, so that what is derived from it is not kept
+    // around the loop.
+    const int lane = KP > kDeltaRuleNarrowKeySize ? copying_thread() % 32 : block.lane;
     const ChunkPlace place(shape, block.sequence, chunk, block.head);
     const int64_t slot = place.slot(shape);
 
-    uint32_t rounded[KP / 16][4];
-    state.round(rounded);
     float x[kChunk / 8][4] = {};
     float o[kChunk / 8][4] = {};
-    Products::begin(x, o);
-    Products::template add_times_rows<KP>(x, rounded, stage.k, lane);
-    Products::end();
-    Products::template add_times_rows<KP>(o, rounded, stage.q, lane);
-    Products::end();
-    if (args.states != nullptr) store_blocks(args.states + block.value_rows(slot, KP), rounded, warp, lane);
-    Products::template wait<1>(x);
+    if constexpr (KP > kDeltaRuleNarrowKeySize) {
+      // Registers have no room for all of the state a second time, rounded.
+#pragma unroll
+      for (int k = 0; k < KP / 16; ++k) {
+        uint32_t rounded[4];
+        state.round_block(rounded, k);
+        Products::add_block_times_rows(x, rounded, stage.k, k, lane);
+        Products::add_block_times_rows(o, rounded, stage.q, k, lane);
+        if (args.states != nullptr)
+          store_fragment<KP / 16>(args.states + block.value_rows(slot, KP), rounded, k, warp, lane);
+      }
+    } else {
+      uint32_t rounded[KP / 16][4];
+      state.round(rounded);
+      Products::begin(x, o);
+      Products::template add_times_rows<KP>(x, rounded, stage.k, lane);
+      Products::end();
+      Products::template add_times_rows<KP>(o, rounded, stage.q, lane);
+      Products::end();
+      if (args.states != nullptr) store_blocks(args.states + block.value_rows(slot, KP), rounded, warp, lane);
+      Products::template wait<1>(x);
+    }
 #pragma unroll
     for (int pair = 0; pair < kChunk / 16; ++pair) {
       uint32_t v[4];
@@ -133,7 +148,7 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
     store_output(o, stage, args, place, block.first_channel, warp, lane);
     Products::template wait<0>(state.value);
   });
-  state.store(shape, args.final_state + block.state_row, block.first_warp_channel(), lane);
+  state.store(shape, args.final_state + block.state_row, block.first_warp_channel(), block.lane);
 }
 
 template <int KP, int Warps, Decay kDecay, class Products>

@@ -9,6 +9,7 @@ namespace delta_rule_nocuda_detail {
 
 }  // namespace delta_rule_nocuda_detail
 
+bool delta_rule_takes_wide_keys() { return false; }
 void launch(const DeltaRulePrepareArgs&, CUstream_st*) { delta_rule_nocuda_detail::refuse(); }
 void launch(const DeltaRuleForwardArgs&, CUstream_st*) { delta_rule_nocuda_detail::refuse(); }
 void launch(const DeltaRuleBackwardScanArgs&, CUstream_st*) { delta_rule_nocuda_detail::refuse(); }

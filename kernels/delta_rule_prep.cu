@@ -123,7 +123,7 @@ __device__ inline uint32_t* triangle_pair(__nv_bfloat16* target, int warp, int l
 }
 
 template <int KP, bool kGated>
-__global__ void __launch_bounds__(kPrepareThreads, 6)
+__global__ void __launch_bounds__(kPrepareThreads, KP > 128 ? 2 : 6)
     delta_rule_prepare_kernel(const __grid_constant__ DeltaRulePrepareArgs args) {
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
@@ -228,7 +228,7 @@ void launch(const DeltaRulePrepareArgs& args, CUstream_st* stream) {
   const DeltaRuleShape& shape = args.in.shape;
   const int64_t blocks = shape.num_chunks * shape.num_value_heads;
   if (blocks == 0) return;
-  by_key_size(shape, [&](auto padded) {
+  by_any_key_size(shape, [&](auto padded) {
     constexpr int KP = decltype(padded)::value;
     launch_kernel(args.in.log_decay == nullptr ? delta_rule_prepare_kernel<KP, false>
                                                : delta_rule_prepare_kernel<KP, true>,

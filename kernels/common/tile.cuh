@@ -90,18 +90,25 @@ __device__ void copy_rows_async(const RowTile<Columns>& tile, const __nv_bfloat1
                                 int rows, int columns) {
   constexpr int kPieces = Columns / 8;  // of a row
   constexpr int kStep = Threads / kPieces;
-  static_assert(kStep % 8 == 0);  // so that a thread's pieces lie at equal distances
-  const int thread = copying_thread();
-  const int column = thread % kPieces * 8;
-  const int first = thread / kPieces;
-  const uint32_t target = tile.piece(first, column);
-  const int limit = column < columns ? rows : 0;
-  const __nv_bfloat16* from = source + first * row_stride + column;
+  if constexpr (kStep < 8) {
+    constexpr int kHalf = Columns / 2;
+    copy_rows_async<Threads>(RowTile<kHalf>{tile.base}, source, row_stride, rows, columns);
+    copy_rows_async<Threads>(RowTile<kHalf>{tile.piece(0, kHalf)}, source + kHalf, row_stride, rows,
+                             columns - kHalf);
+  } else {
+    static_assert(kStep % 8 == 0);  // so that a thread's pieces lie at equal distances
+    const int thread = copying_thread();
+    const int column = thread % kPieces * 8;
+    const int first = thread / kPieces;
+    const uint32_t target = tile.piece(first, column);
+    const int limit = column < columns ? rows : 0;
+    const __nv_bfloat16* from = source + first * row_stride + column;
 #pragma unroll
-  for (int row = 0; row < 64; row += kStep) {
-    const bool valid = first + row < limit;
-    copy_async_16(target + row * 128, valid ? from : source, valid);
-    from += kStep * row_stride;
+    for (int row = 0; row < 64; row += kStep) {
+      const bool valid = first + row < limit;
+      copy_async_16(target + row * 128, valid ? from : source, valid);
+      from += kStep * row_stride;
+    }
   }
 }
 

@@ -28,14 +28,19 @@ struct WarpProducts {
   __device__ static void add_times_rows(float (&out)[kChunk / 8][4], const uint32_t (&rows)[KP / 16][4],
                                         const RowTile<KP>& tile, int lane) {
 #pragma unroll
-    for (int k = 0; k < KP / 16; ++k) {
+    for (int k = 0; k < KP / 16; ++k) add_block_times_rows(out, rows[k], tile, k, lane);
+  }
+
+  /// The share of columns 16 block .. + 15 of the rows in it.
+  template <int KP>
+  __device__ static void add_block_times_rows(float (&out)[kChunk / 8][4], const uint32_t (&rows)[4],
+                                              const RowTile<KP>& tile, int block, int lane) {
 #pragma unroll
-      for (int pair = 0; pair < kChunk / 16; ++pair) {
-        uint32_t b[4];
-        load_b_of_rows(b, tile, pair * 16, k * 16, lane);
-        mma_bf16(out[2 * pair], rows[k], b[0], b[1]);
-        mma_bf16(out[2 * pair + 1], rows[k], b[2], b[3]);
-      }
+    for (int pair = 0; pair < kChunk / 16; ++pair) {
+      uint32_t b[4];
+      load_b_of_rows(b, tile, pair * 16, block * 16, lane);
+      mma_bf16(out[2 * pair], rows, b[0], b[1]);
+      mma_bf16(out[2 * pair + 1], rows, b[2], b[3]);
     }
   }
 

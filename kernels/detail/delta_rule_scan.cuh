@@ -185,27 +185,33 @@ struct StateRows {
   /// Rounded, as A fragments: fragment k holds key channels 16k .. 16k+15.
   __device__ void round(uint32_t (&out)[KP / 16][4]) const {
 #pragma unroll
-    for (int k = 0; k < KP / 16; ++k) {
-      out[k][0] = pack_bf16(value[2 * k][0], value[2 * k][1]);
-      out[k][1] = pack_bf16(value[2 * k][2], value[2 * k][3]);
-      out[k][2] = pack_bf16(value[2 * k + 1][0], value[2 * k + 1][1]);
-      out[k][3] = pack_bf16(value[2 * k + 1][2], value[2 * k + 1][3]);
-    }
+    for (int k = 0; k < KP / 16; ++k) round_block(out[k], k);
+  }
+  __device__ void round_block(uint32_t (&out)[4], int k) const {
+    out[0] = pack_bf16(value[2 * k][0], value[2 * k][1]);
+    out[1] = pack_bf16(value[2 * k][2], value[2 * k][3]);
+    out[2] = pack_bf16(value[2 * k + 1][0], value[2 * k + 1][1]);
+    out[3] = pack_bf16(value[2 * k + 1][2], value[2 * k + 1][3]);
   }
 };
+
+/// The k-th of Count A fragments that `store_blocks` stores.
+template <int Count>
+__device__ void store_fragment(__nv_bfloat16* target, const uint32_t (&fragment)[4], int k, int warp,
+                               int lane) {
+  auto* out = reinterpret_cast<uint32_t*>(target);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    out[((2 * warp + (i & 1)) * (2 * Count) + 2 * k + (i >> 1)) * 32 + lane] = fragment[i];
+}
 
 /// A fragments of 16 rows out to a matrix of 8x8 blocks with `8 * blocks` columns; the rows are block rows 2
 /// warp and 2 warp + 1 of `target`.
 template <int Count>
 __device__ void store_blocks(__nv_bfloat16* target, const uint32_t (&fragments)[Count][4], int warp,
                              int lane) {
-  auto* out = reinterpret_cast<uint32_t*>(target);
 #pragma unroll
-  for (int k = 0; k < Count; ++k) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      out[((2 * warp + (i & 1)) * (2 * Count) + 2 * k + (i >> 1)) * 32 + lane] = fragments[k][i];
-  }
+  for (int k = 0; k < Count; ++k) store_fragment<Count>(target, fragments[k], k, warp, lane);
 }
 
 /// x times a factor a column.
@@ -361,20 +367,23 @@ void by_scan_shape(const DeltaRuleInputs& in, const float* chunk_decay, const Ca
   const int64_t wide_blocks = shape.num_sequences * shape.num_value_heads * ((shape.value_size + 127) / 128);
   const bool narrow = shape.value_size <= 64 || 2 * wide_blocks <= multiprocessors();
   const auto by_products = [&](auto padded, auto warps, auto decay) {
-    if (has_warpgroups() && !in.portable)
-      call(padded, warps, decay, WarpgroupProducts{});
-    else
-      call(padded, warps, decay, WarpProducts{});
+    if constexpr (decltype(padded)::value <= kDeltaRuleNarrowKeySize) {
+      if (has_warpgroups() && !in.portable) return call(padded, warps, decay, WarpgroupProducts{});
+    }
+    call(padded, warps, decay, WarpProducts{});
   };
   const auto by_decay = [&](auto padded, auto warps) {
     if (in.log_decay != nullptr)
       by_products(padded, warps, std::integral_constant<Decay, Decay::kScalar>{});
-    else if (chunk_decay != nullptr)
-      by_products(padded, warps, std::integral_constant<Decay, Decay::kChannel>{});
-    else
+    else if constexpr (decltype(padded)::value <= kDeltaRuleNarrowKeySize) {
+      if (chunk_decay != nullptr)
+        by_products(padded, warps, std::integral_constant<Decay, Decay::kChannel>{});
+      else
+        by_products(padded, warps, std::integral_constant<Decay, Decay::kNone>{});
+    } else
       by_products(padded, warps, std::integral_constant<Decay, Decay::kNone>{});
   };
-  by_key_size(shape, [&](auto padded) {
+  by_any_key_size(shape, [&](auto padded) {
     if (narrow)
       by_decay(padded, std::integral_constant<int, 4>{});
     else

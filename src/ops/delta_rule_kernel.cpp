@@ -23,8 +23,12 @@ bool Problem::on_kernel_path() const {
   const auto fits = [](int64_t size, int64_t largest) {
     return size > 0 && size % 16 == 0 && size <= largest;
   };
-  return v.is_cuda() && v.scalar_type() == at::kBFloat16 && fits(k.size(2), kernels::kDeltaRuleMaxKeySize) &&
-         fits(v.size(2), kernels::kDeltaRuleMaxValueSize) && compute_capability() >= 80;
+  if (!v.is_cuda() || v.scalar_type() != at::kBFloat16 || compute_capability() < 80) return false;
+  if (channel_decay())
+    return fits(k.size(2), kernels::kDeltaRuleNarrowKeySize) &&
+           fits(v.size(2), kernels::kDeltaRuleNarrowValueSize);
+  return fits(k.size(2), kernels::kDeltaRuleMaxKeySize) && fits(v.size(2), kernels::kDeltaRuleMaxValueSize) &&
+         (k.size(2) <= kernels::kDeltaRuleNarrowKeySize || kernels::delta_rule_takes_wide_keys());
 }
 
 Forward forward_kernel(const Problem& problem, bool keep) {

@@ -251,6 +251,7 @@ std::vector<Case> make_cases(at::Device device) {
   add_cases(cases, equal_rows(8, 2048, 16, 128, 128), Gate::kNone, WriteKey::kScan, device);
   add_cases(cases, equal_rows(16, 2048, 6, 128, 256), Gate::kNone, WriteKey::kNone, device);
   add_cases(cases, equal_rows(16, 2048, 6, 128, 256), Gate::kScalar, WriteKey::kNone, device);
+  add_cases(cases, equal_rows(8, 2048, 6, 256, 512), Gate::kScalar, WriteKey::kNone, device);
   for (const int64_t sequences : {1, 64})
     for (const Gate gate : gates)
       for (const WriteKey write_key : write_keys)

@@ -46,6 +46,8 @@ namespace osdn::emulation {
 
 constexpr int kSharedBytes = 232448;  // of a block, compute capability 9.0
 extern unsigned char shared_memory[kSharedBytes];
+/// What a block may have of it: less on other devices.
+inline int shared_limit = kSharedBytes;
 
 /// What the lanes of a warp lay out for each other.
 struct Warp {

@@ -401,6 +401,38 @@ TEST_CASE("odd sizes, several heads and a single token go through the kernels", 
   check_kernels(shape, {.gate = gate, .write_key = true});
 }
 
+TEST_CASE("key heads above 128 go through the kernels", "[delta_rule_kernels]") {
+  const Gate gate = GENERATE(Gate::kNone, Gate::kScalar);
+  const bool write_key = GENERATE(false, true);
+  const Shape shape = GENERATE(Shape{70, 1, 256, 64}, Shape{66, 1, 192, 144});
+  check_kernels(shape, {.gate = gate, .write_key = write_key});
+}
+
+/// Another device's shared memory a block while this lives.
+class SharedLimit {
+ public:
+  explicit SharedLimit(int bytes) { emulation::shared_limit = bytes; }
+  ~SharedLimit() { emulation::shared_limit = emulation::kSharedBytes; }
+  SharedLimit(const SharedLimit&) = delete;
+  SharedLimit& operator=(const SharedLimit&) = delete;
+};
+
+TEST_CASE("99 KB of shared memory a block are enough for the kernels for any device, for keys up to 128",
+          "[delta_rule_kernels]") {
+  const SharedLimit limit(99 * 1024);
+  CHECK(!delta_rule_takes_wide_keys());
+  const Gate gate = GENERATE(Gate::kNone, Gate::kScalar, Gate::kChannel);
+  check_kernels({.tokens = 66, .heads = 1, .key_size = 128, .value_size = 128},
+                {.gate = gate, .write_key = true, .portable = true});
+}
+
+TEST_CASE("160 KB of shared memory a block are enough for keys above 128", "[delta_rule_kernels]") {
+  const SharedLimit limit(160 * 1024);
+  CHECK(delta_rule_takes_wide_keys());
+  check_kernels({.tokens = 66, .heads = 1, .key_size = 256, .value_size = 128},
+                {.gate = Gate::kScalar, .write_key = true});
+}
+
 TEST_CASE("gradients as small as 1e-8 and as large as 1e6 keep their digits", "[delta_rule_kernels]") {
   const Gate gate = GENERATE(Gate::kScalar, Gate::kChannel);
   const double upstream = GENERATE(1e-8, 1e6);

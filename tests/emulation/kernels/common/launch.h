@@ -7,13 +7,13 @@ struct CUstream_st;
 
 namespace osdn::kernels {
 
-inline int shared_memory_limit() { return emulation::kSharedBytes; }
+inline int shared_memory_limit() { return emulation::shared_limit; }
 inline int multiprocessors() { return 132; }
 inline bool has_warpgroups() { return true; }
 
 template <typename Args>
 void launch_kernel(void (*kernel)(Args), dim3 grid, int threads, int bytes, const Args& args, CUstream_st*) {
-  if (bytes > emulation::kSharedBytes) std::abort();
+  if (bytes > emulation::shared_limit) std::abort();
   blockDim = {static_cast<unsigned>(threads), 1, 1};
   for (unsigned y = 0; y < grid.y; ++y)
     for (unsigned x = 0; x < grid.x; ++x) {

@@ -2,10 +2,8 @@
 // and of the layer's own ops at its shapes, all layers together, so that the rows add up to shares of the
 // step.
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <string>
-#include <system_error>
 
 #include "apps/bench/case.h"
 #include "config/yaml.h"
@@ -17,6 +15,7 @@
 #include "optim/adamw.h"
 #include "optim/clip.h"
 #include "tests/bench/differentiable.h"
+#include "tests/bench/shipped_config.h"
 
 namespace osdn::bench {
 namespace {
@@ -30,15 +29,6 @@ struct StepSetup {
   at::Tensor targets;  // [rows * T]
   ops::SequencesPtr sequences;
 };
-
-/// In the source tree the program was built from, else beside the program, as a bundle has it.
-std::string shipped_config(const std::string& name) {
-  const std::string in_source = OSDN_SOURCE_DIR "/configs/" + name;
-  std::error_code ignored;
-  if (std::filesystem::exists(in_source, ignored)) return in_source;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  return (program.parent_path().parent_path() / "configs" / name).string();
-}
 
 std::shared_ptr<StepSetup> make_setup(const std::string& file, int64_t vocab_size, int64_t rows,
                                       int64_t length, at::Device device) {

@@ -3,17 +3,14 @@
   fla_logits.py read DIR FILE          loads the model directory DIR, writes its input_ids and logits to FILE
   fla_logits.py make BACKBONE DIR FILE makes a model with random weights of fla's own, saves it to DIR, writes FILE
 
-The model computes in bfloat16. Triton's autotuner is kept to the first choices of a kernel: which one runs changes the
-time, not the mathematics.
+The model computes in bfloat16.
 """
 
-import os
 import sys
 
 import torch
-import triton
+from fla_common import import_fla
 from safetensors.torch import save_file
-from triton.runtime.autotuner import Autotuner
 
 PROMPT_TOKENS = 256
 SIZES = {  # hidden size, and the head sizes of the published models
@@ -23,22 +20,8 @@ SIZES = {  # hidden size, and the head sizes of the published models
 }
 
 
-def limit_autotuning(num_configs):
-    original = Autotuner.__init__
-
-    def init(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        self.configs = self.configs[:num_configs]
-
-    Autotuner.__init__ = init
-
-
 def main():
-    limit_autotuning(int(os.environ.get("FLA_AUTOTUNE_CONFIGS", "2")))
-    import fla
-    import transformers
-
-    print(f"torch {torch.__version__}, triton {triton.__version__}, transformers {transformers.__version__}, fla {fla.__version__}, {torch.cuda.get_device_name()}")
+    transformers = import_fla()
     torch.manual_seed(1)
     if sys.argv[1] == "make":
         backbone, directory, output = sys.argv[2:]

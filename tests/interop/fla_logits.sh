@@ -3,25 +3,11 @@
 # a model trained here, exported and loaded by fla; a model that fla made, imported here. `osdn import --verify` compares
 # the logits of fla (bfloat16) with those of the imported model (float32) by relative RMS.
 #   tests/interop/fla_logits.sh [OSDN]   the program, build/release/bin/osdn without
-# Needs python3 with torch, triton, transformers (5.6 or later), einops and safetensors; fla itself is fetched from the
-# package index when it cannot be imported. FLA_TOLERANCE: largest relative RMS, 0.02 without.
-# Exit code 77 where there is no GPU or no package; 1 when any of the six comparisons fails.
+# Needs what tests/interop/fla_gpu.sh says. FLA_TOLERANCE: largest relative RMS, 0.02 without.
+# Exit code 77 where it cannot run; 1 when any of the six comparisons fails.
 set -uo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-osdn=$(realpath "${1:-$root/build/release/bin/osdn}")
+source "$(dirname "${BASH_SOURCE[0]}")/fla_gpu.sh"
 tolerance=${FLA_TOLERANCE:-0.02}
-python=${PYTHON:-python3}
-cannot() { echo "interop test could not run: $1" >&2; exit 77; }
-
-nvidia-smi >/dev/null 2>&1 || cannot "no GPU"
-"$python" -c "import torch, triton, transformers, einops, safetensors" 2>/dev/null || cannot "$python lacks a package"
-if ! "$python" -c "import fla" 2>/dev/null; then
-  site=$("$root/tests/interop/packages.sh" --no-deps flash-linear-attention==0.6.0 fla-core==0.6.0) || exit 77
-  export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
-fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work"
 
 model_of() {  # backbone
   case $1 in

@@ -25,7 +25,7 @@ inline constexpr int kDeltaRuleMaxValueSize = 512;
 inline constexpr int kDeltaRuleNarrowKeySize = 128;
 inline constexpr int kDeltaRuleNarrowValueSize = 256;
 
-/// Whether the current device has the shared memory that keys above kDeltaRuleNarrowKeySize need, 160 KB a
+/// Whether the current device has the shared memory that keys above kDeltaRuleNarrowKeySize need, 163 KB a
 /// block.
 bool delta_rule_takes_wide_keys();
 

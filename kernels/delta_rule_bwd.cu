@@ -34,6 +34,8 @@ __device__ void load_upstream(uint32_t (&out)[kChunk / 16][4], const Stage& stag
 template <int KP, int Warps, Decay kDecay, class Products>
 __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t shared_base, int stages) {
   using Stage = ScanStage<KP, Warps, kDecay, Products>;
+  // A wide state fills the registers: all of it rounded, or its products beside the solve, would not fit.
+  constexpr bool kWide = KP > kDeltaRuleNarrowKeySize;
   const DeltaRuleShape& shape = args.in.shape;
   const ScanBlock<Stage> block(args.in, shared_base, stages);
   const int warp = block.warp;
@@ -53,8 +55,7 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
     const int64_t slot = place.slot(shape);
 
     float x[kChunk / 8][4] = {};
-    if constexpr (KP > kDeltaRuleNarrowKeySize) {
-      // Registers have no room for all of the state a second time, rounded.
+    if constexpr (kWide) {
 #pragma unroll
       for (int k = 0; k < KP / 16; ++k) {
         uint32_t rounded[4];
@@ -87,21 +88,24 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
     Products::end();
     Products::template wait<0>(x);
     scale_columns(x, [&](int n) { return stage.write_pair(n, lane); });
-    // While the solve goes on, what the queries read.
-    if constexpr (kDecay != Decay::kNone) d_state.decay(stage, lane);
-    if constexpr (kDecay == Decay::kScalar) {
-      load_upstream(
-          upstream, stage,
-          [&](int n) {
-            const float2 rstd = column_pair(stage.q_rstd, n, lane);
-            const float2 from_start = stage.from_start_pair(n, lane);
-            return make_float2(rstd.x * args.in.scale * from_start.x, rstd.y * args.in.scale * from_start.y);
-          },
-          warp, lane);
-    }
-    Products::begin(d_state.value);
-    Products::template add_outer<KP>(d_state.value, upstream, stage.q, lane);
-    Products::end();
+    const auto add_read = [&] {  // what the queries read
+      if constexpr (kDecay != Decay::kNone) d_state.decay(stage, lane);
+      if constexpr (kWide || kDecay == Decay::kScalar) {
+        load_upstream(
+            upstream, stage,
+            [&](int n) {
+              const float2 rstd = column_pair(stage.q_rstd, n, lane);
+              const float2 from_start = stage.from_start_pair(n, lane);
+              return make_float2(rstd.x * args.in.scale * from_start.x,
+                                 rstd.y * args.in.scale * from_start.y);
+            },
+            warp, lane);
+      }
+      Products::begin(d_state.value);
+      Products::template add_outer<KP>(d_state.value, upstream, stage.q, lane);
+      Products::end();
+    };
+    if constexpr (!kWide) add_read();                            // while the solve goes on
     const float unit = correct<Products, true>(x, stage, lane);  // of F in x
     Products::template wait<0>(d_state.value);
 
@@ -112,12 +116,19 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
       const float2 from_start = stage.from_start_pair(n, lane);
       return make_float2(-unit * beta.x * rstd.x * from_start.x, -unit * beta.y * rstd.y * from_start.y);
     });
+    const auto store_solved = [&] {
+      uint32_t solved[kChunk / 16][4];
+      round_scaled(solved, x, [unit](int) { return make_float2(unit, unit); });
+      store_blocks(args.solved + block.value_rows(slot, kChunk), solved, warp, lane);
+    };
+    if constexpr (kWide) {
+      store_solved();
+      add_read();
+    }
     Products::begin(d_state.value);
     Products::template add_outer<KP>(d_state.value, rows, stage.k, lane);
     Products::end();
-    uint32_t solved[kChunk / 16][4];
-    round_scaled(solved, x, [unit](int) { return make_float2(unit, unit); });
-    store_blocks(args.solved + block.value_rows(slot, kChunk), solved, warp, lane);
+    if constexpr (!kWide) store_solved();
     Products::template wait<0>(d_state.value);
   });
   if (args.d_initial != nullptr)

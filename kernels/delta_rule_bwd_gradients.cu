@@ -29,6 +29,8 @@ struct GradientMemory {
   static constexpr int kWeights = kState + kStateBytes;
   static constexpr int kVectors = kWeights + 2 * kSquareBytes;
   static constexpr int kSums = kVectors + 3 * kVectorBytes;  // with decay: G, and DecayRows
+  // Tiles of dO, and of F, that fit where q and k will lie; below wide keys there is no room for several.
+  static constexpr int kResident = KP > kDeltaRuleNarrowKeySize ? kLarger / kValueBytes : 1;
   static constexpr int bytes(bool gated) {
     return kSums + (gated ? (1 + DecayRows::kRows) * kVectorBytes : 0);
   }
@@ -165,7 +167,12 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   const bool own_write_key = args.in.write_key.data != nullptr;
   const int value_tiles = delta_rule_padded_value_size(shape.value_size) / VT;
 
-  const GradientRows<VT> scan{{base + Memory::kUpstream}, {base + Memory::kSolved}};
+  // Where all tiles of dO and F fit, they are loaded once.
+  const bool resident = Memory::kResident > 1 && value_tiles <= Memory::kResident;
+  const auto scan_tile = [&](int tile) {
+    const uint32_t at = resident ? tile * Memory::kValueBytes : 0;
+    return GradientRows<VT>{{base + Memory::kUpstream + at}, {base + Memory::kSolved + at}};
+  };
   const BlockTile<kChunk> error{base + Memory::kError};  // [VT, 64]
   const BlockTile<KP> state{base + Memory::kState};      // [VT, KP]
   const RowTile<KP> q{base + Memory::kUpstream};
@@ -184,13 +191,14 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
 
   const int64_t value_matrix = slot * value_tiles;  // of [VT, ...] matrices
   const auto copy_scan_tiles = [&](int tile) {
+    const GradientRows<VT> scan = scan_tile(tile);
     copy_rows_async<kGradientThreads>(scan.upstream, rows_at(args.d_o, place.token, head) + tile * VT,
                                       args.d_o.token_stride, place.rows, shape.value_size - tile * VT);
     copy_flat_async<kGradientThreads, Memory::kValueBytes>(scan.solved.base,
                                                            args.solved + (value_matrix + tile) * VT * kChunk);
   };
-  const auto copy_error = [&](int tile) {
-    copy_flat_async<kGradientThreads, Memory::kValueBytes>(error.base,
+  const auto copy_error = [&](int tile, uint32_t target) {
+    copy_flat_async<kGradientThreads, Memory::kValueBytes>(target,
                                                            args.error + (value_matrix + tile) * VT * kChunk);
   };
   const auto copy_state = [&](const __nv_bfloat16* states, int tile) {
@@ -215,21 +223,35 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   uint32_t fragments[kChunk / 16][4];  // of the weights, times the factors of the write key
   {
     float products[kChunk / 8][4] = {};
+    // With all of dO and F, all of E: its other tiles where the states will lie.
+    const auto error_tile = [&](int tile) {
+      const bool other = resident && tile > 0;
+      return BlockTile<kChunk>{base +
+                               (other ? Memory::kState + (tile - 1) * Memory::kValueBytes : Memory::kError)};
+    };
     for (int tile = 0; tile < value_tiles; ++tile) {
-      if (tile > 0) __syncthreads();
-      copy_scan_tiles(tile);
-      copy_error(tile);
-      if (value_tiles == 1) copy_state(args.states, 0);
-      if (kGated && tile == 0) {
-        // The forward's products of the same pairs lie where the weights will.
-        copy_triangle(weights[0], args.prepared.pairs + slot * kDeltaRuleTriangle);
-        copy_triangle(weights[1], args.prepared.key_pairs + slot * kDeltaRuleTriangle);
+      if (tile == 0 || !resident) {
+        if (tile > 0) __syncthreads();
+        for (int part = tile; part < (resident ? value_tiles : tile + 1); ++part) {
+          copy_scan_tiles(part);
+          copy_error(part, error_tile(part).base);
+        }
+        if (value_tiles == 1) copy_state(args.states, 0);
+        if (kGated && tile == 0) {
+          // The forward's products of the same pairs lie where the weights will.
+          copy_triangle(weights[0], args.prepared.pairs + slot * kDeltaRuleTriangle);
+          copy_triangle(weights[1], args.prepared.key_pairs + slot * kDeltaRuleTriangle);
+        }
+        arrived();
       }
-      arrived();
       Products::begin(products);
-      Products::template add_times_error<VT>(products, scan, error, warp, lane);
+      Products::template add_times_error<VT>(products, scan_tile(tile), error_tile(tile), warp, lane);
       Products::end();
       Products::template wait<0>(products);
+    }
+    if (resident && value_tiles > 1) {
+      __syncthreads();
+      copy_state(args.states, 0);
     }
     const float2 betas = row_pair(beta);
     const float2 factors = row_pair(of_query ? q_rstd : k_rstd);
@@ -302,11 +324,14 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   float of_states = 0.0f;  // this thread's share of the state's product with its gradient
   for (int tile = 0; tile < value_tiles; ++tile) {
     if (value_tiles > 1) {
-      __syncthreads();
-      copy_scan_tiles(tile);
-      copy_state(args.states, tile);
+      if (!resident || tile > 0) {
+        __syncthreads();
+        if (!resident) copy_scan_tiles(tile);
+        copy_state(args.states, tile);
+      }
       arrived();
     }
+    const GradientRows<VT> scan = scan_tile(tile);
     Products::begin(d_rows);
     Products::template add_times_state<KP, VT>(d_rows, scan, state, warp, lane);
     Products::end();
@@ -314,15 +339,16 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     if constexpr (kGated) {
       // Read again when the state has made room for it, then from the cache.
       constexpr int kRounds = VT * KP / 8 / kGradientThreads;
+      constexpr int kBatch = KP > 128 ? 8 : 4;  // loads under way at a time
       const auto* after = reinterpret_cast<const uint4*>(args.d_states + (value_matrix + tile) * VT * KP);
 #pragma unroll
-      for (int round = 0; round < kRounds; round += 4) {
-        uint4 pieces[4];
+      for (int round = 0; round < kRounds; round += kBatch) {
+        uint4 pieces[kBatch];
 #pragma unroll
-        for (int i = 0; i < 4 && round + i < kRounds; ++i)
+        for (int i = 0; i < kBatch && round + i < kRounds; ++i)
           pieces[i] = after[(round + i) * kGradientThreads + threadIdx.x];
 #pragma unroll
-        for (int i = 0; i < 4 && round + i < kRounds; ++i)
+        for (int i = 0; i < kBatch && round + i < kRounds; ++i)
           of_states += dot_of_pieces(
               pieces[i], read_shared_piece(state.base + ((round + i) * kGradientThreads + threadIdx.x) * 16));
       }
@@ -348,7 +374,7 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
                                       args.in.write_key.token_stride, place.rows, shape.key_size);
   else
     copy_state(args.d_states, 0);
-  if (value_tiles > 1) copy_error(0);
+  if (value_tiles > 1) copy_error(0, error.base);
   if constexpr (kGated) decay_rows.add_pairs();
   arrived();
   const RowTile<KP> own = of_query ? q : k;
@@ -380,7 +406,7 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   for (int tile = 0; tile < value_tiles; ++tile) {
     if (tile > 0) {
       __syncthreads();
-      copy_error(tile);
+      copy_error(tile, error.base);
       copy_state(args.d_states, tile);
       arrived();
     }
@@ -494,17 +520,16 @@ void launch_gradients(const DeltaRuleBackwardGradientsArgs& args, CUstream_st* s
 
 }  // namespace
 
-bool delta_rule_takes_wide_keys() { return GradientMemory<256, 64>::bytes(true) <= shared_memory_limit(); }
+bool delta_rule_takes_wide_keys() { return GradientMemory<256, 128>::bytes(true) <= shared_memory_limit(); }
 
 void launch(const DeltaRuleBackwardGradientsArgs& args, CUstream_st* stream) {
   if (args.in.shape.num_chunks * args.in.shape.num_value_heads == 0) return;
   by_any_key_size(args.in.shape, [&](auto padded) {
     constexpr int KP = decltype(padded)::value;
     const bool gated = args.in.log_decay != nullptr;
-    // Of a wide state 64 value channels are as much as there is room for.
-    if (KP > 128 || delta_rule_padded_value_size(args.in.shape.value_size) == 64)
+    if (delta_rule_padded_value_size(args.in.shape.value_size) == 64)
       gated ? launch_gradients<KP, 64, true>(args, stream) : launch_gradients<KP, 64, false>(args, stream);
-    else if constexpr (KP <= 128)
+    else
       gated ? launch_gradients<KP, 128, true>(args, stream) : launch_gradients<KP, 128, false>(args, stream);
   });
 }

@@ -50,7 +50,8 @@ struct DeltaRuleShape {
   const int64_t* offsets = nullptr;          // [S + 1] sequence bounds in tokens
   const int64_t* order = nullptr;            // [S] sequences by falling length
   const int64_t* chunk_offsets = nullptr;    // [S + 1] first chunk of each sequence
-  const int64_t* chunk_sequences = nullptr;  // [M] sequence of each chunk
+  const int64_t* chunk_sequences = nullptr;  // [M] sequence of each chunk; those behind chunk_offsets[S] do
+                                             // not exist: of a sequence, behind its end
   int64_t num_tokens = 0;
   int64_t num_sequences = 0;
   int64_t num_chunks = 0;

@@ -157,6 +157,7 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
   const ChunkPlace place = place_of(shape, blockIdx.x / shape.num_value_heads, head);
+  if (!place.exists) return;
   const int64_t slot = place.slot(shape);
   // The same in all lanes as far as the compiler can see: warps branch as a whole.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);

@@ -269,6 +269,7 @@ template <int KP, int VT, bool kAnchored>
 __device__ void channel_gradients_of(const DeltaRuleChannelGradientsArgs& args, int64_t slot) {
   using Part = ChannelGradients<KP, VT, kAnchored>;
   const Part part(args, dynamic_shared(), slot);
+  if (!part.place.exists) return;
   part.weigh_pairs();
   float d_q[Part::kBlocks][4] = {};
   float d_k[Part::kBlocks][4] = {};

@@ -505,6 +505,10 @@ __global__ void __launch_bounds__(kPrepareThreads, kBlocksAtOnce)
     delta_rule_channel_prepare_kernel(const __grid_constant__ PrepareArgs all) {
   const DeltaRuleChannelPrepareArgs& args = all.args;
   const ChannelPrepare<KP> part(args, dynamic_shared());
+  if (!part.place.exists) {
+    if (threadIdx.x == 0) args.anchored[part.slot] = (1 << kSubBlocks) - 1;  // nothing for the strong kernel
+    return;
+  }
   part.queue_copies();
   float of_query[2][4] = {};
   float of_key[2][4] = {};

@@ -128,6 +128,7 @@ __global__ void __launch_bounds__(kPrepareThreads, KP > 128 ? 2 : 6)
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
   const ChunkPlace place = place_of(shape, blockIdx.x / shape.num_value_heads, head);
+  if (!place.exists) return;
   const int64_t slot = place.slot(shape);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;

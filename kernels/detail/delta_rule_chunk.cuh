@@ -41,6 +41,7 @@ struct ChunkPlace {
   int64_t chunk;  // of all sequences
   int64_t token;  // its first
   int rows;       // its tokens, 1 .. 64
+  bool exists;    // lists may be longer than there are chunks (kernels/delta_rule.h)
   int head;       // value head
   int key_head;
 
@@ -49,6 +50,7 @@ struct ChunkPlace {
       : chunk(sequence.first_chunk + index_in_sequence),
         token(sequence.first_token + index_in_sequence * kChunk),
         rows(static_cast<int>(min(static_cast<int64_t>(kChunk), sequence.end_token - token))),
+        exists(token < sequence.end_token),
         head(value_head),
         key_head(value_head / (shape.num_value_heads / shape.num_key_heads)) {}
 

@@ -15,6 +15,7 @@ import math
 import os
 import struct
 import sys
+import time
 
 STEPS = int(os.environ.get("CURVE_STEPS", "300"))
 WARMUP = int(os.environ.get("CURVE_WARMUP", "30"))
@@ -125,6 +126,7 @@ def train(directory, shards, output, split):
     optimizer = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.95), eps=1e-15, fused=True)
 
     losses = []
+    started = time.monotonic()
     targets_a_step = ROWS * LENGTH
     for step in range(1, STEPS + 1):
         first = (step - 1) * ROWS
@@ -149,6 +151,8 @@ def train(directory, shards, output, split):
         with torch.no_grad():
             torch._foreach_copy_([weight.data for weight in weights], masters)
         losses.append(loss_sum / targets_a_step)
+        if step in (1, 10) or step % 50 == 0:
+            print(f"step {step} of {STEPS}: loss {losses[-1].item():.5f}, {time.monotonic() - started:.1f} s", flush=True)
     losses = torch.stack(losses).tolist()
     with open(output, "w") as file:
         file.writelines(f"{loss!r}\n" for loss in losses)

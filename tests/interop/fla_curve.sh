@@ -25,14 +25,15 @@ osdn_run() {  # name, rows of a micro-batch
 "$python" "$script" make made
 "$osdn" import made --output runs/made --tokenizer shards/tokenizer.model
 # fla's kernels are compiled while osdn trains.
-{ "$python" "$script" train made shards fla.txt 1 && "$python" "$script" train made shards fla-split.txt 2; } >fla.log 2>&1 &
+log=${curves:-.}/fla.log
+mkdir -p "${curves:-.}"
+{ "$python" "$script" train made shards fla.txt 1 && "$python" "$script" train made shards fla-split.txt 2; } >"$log" 2>&1 &
 fla=$!
 osdn_run whole 4
 osdn_run split 1
-wait "$fla" || { cat fla.log; exit 1; }
+wait "$fla" || { cat "$log"; exit 1; }
 curve_files=(runs/whole/metrics.jsonl runs/split/metrics.jsonl fla.txt fla-split.txt)
 if [ -n "$curves" ]; then
-  mkdir -p "$curves"
   cp "${curve_files[2]}" "${curve_files[3]}" "$curves"
   cp "${curve_files[0]}" "$curves/osdn.jsonl"
   cp "${curve_files[1]}" "$curves/osdn-split.jsonl"

@@ -1,8 +1,8 @@
 """Training of flash-linear-attention's (fla) DeltaNet beside `osdn train`, for tests/interop/fla_curve.sh.
 
   fla_curve.py make DIR                       saves a DeltaNet of 340M parameters with fla's random weights
-  fla_curve.py train DIR SHARDS OUT SPLIT     trains it from DIR on the batches that `osdn train` takes; a loss a line
-                                              into OUT; SPLIT passes a step
+  fla_curve.py train DIR SHARDS OUT OUT2      trains it from DIR on the batches that `osdn train` takes, with one pass a
+                                              step and once more with two; a loss a line into OUT and OUT2
   fla_curve.py compare OSDN OSDN2 FLA FLA2    curves (metrics.jsonl or losses): program against program, and the bands
 
 The step is that of configs/delta_net_340m.yaml: bf16 products from fp32 masters (norms stay in fp32), gradients summed
@@ -100,12 +100,9 @@ def learning_rate(step):
     return PEAK * (FINAL_RATIO + (1 - FINAL_RATIO) * cosine)
 
 
-def train(directory, shards, output, split):
+def train(transformers, directory, shards, output, split):
     import torch
 
-    from fla_common import import_fla
-
-    transformers = import_fla()
     tokens = torch.frombuffer(shard_tokens(shards), dtype=torch.int16).cuda().long() & 0xFFFF
     num_samples = (len(tokens) - 1) // LENGTH
     assert num_samples >= STEPS * ROWS, num_samples
@@ -194,6 +191,11 @@ if __name__ == "__main__":
     if command == "make":
         make(*rest)
     elif command == "train":
-        train(*rest[:3], int(rest[3]))
+        from fla_common import import_fla
+
+        transformers = import_fla()
+        directory, shards, output, output_split = rest
+        train(transformers, directory, shards, output, 1)
+        train(transformers, directory, shards, output_split, 2)
     else:
         compare(*rest)

@@ -27,8 +27,9 @@ osdn_run() {  # name, rows of a micro-batch
 # fla's kernels are compiled while osdn trains.
 log=${curves:-.}/fla.log
 mkdir -p "${curves:-.}"
-{ "$python" "$script" train made shards fla.txt 1 && "$python" "$script" train made shards fla-split.txt 2; } >"$log" 2>&1 &
+"$python" "$script" train made shards fla.txt fla-split.txt >"$log" 2>&1 &
 fla=$!
+trap 'kill "$fla" 2>/dev/null || true; rm -rf "$work"' EXIT
 osdn_run whole 4
 osdn_run split 1
 wait "$fla" || { cat "$log"; exit 1; }

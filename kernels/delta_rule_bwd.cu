@@ -40,13 +40,11 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
   const ScanBlock<Stage> block(args.in, shared_base, stages);
   const int warp = block.warp;
   const int lane = block.lane;
-  const auto copy = [&](int64_t chunk) {
-    block.stage_of(chunk).copy_async(args.in, args.prepared, args.d_o, args.chunk_decay,
-                                     ChunkPlace(shape, block.sequence, chunk, block.head),
-                                     block.first_channel);
+  const auto copy = [&](int64_t chunk, const Stage& stage) {
+    stage.copy_async(args.in, args.prepared, args.d_o, args.chunk_decay,
+                     ChunkPlace(shape, block.sequence, chunk, block.head), block.first_channel);
   };
-  if constexpr (Products::kWarpgroup) block.clear_stages();
-  if (block.sequence.chunks > 0) copy(block.sequence.chunks - 1);
+  if (begin_scan<true, Products>(block, copy)) return;
   StateRows<KP> d_state;
   d_state.load(shape, args.d_final == nullptr ? nullptr : args.d_final + block.state_row,
                block.first_warp_channel(), lane);
@@ -136,7 +134,7 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
 }
 
 template <int KP, int Warps, Decay kDecay, class Products>
-__global__ void __launch_bounds__(Warps * 32, 1)
+__global__ void __launch_bounds__((ScanStage<KP, Warps, kDecay, Products>::kThreads), 1)
     delta_rule_backward_scan_kernel(const __grid_constant__ BackwardScanParams params) {
   if constexpr (Products::kAvailable)
     scan_backward<KP, Warps, kDecay, Products>(params.args, dynamic_shared(), params.stages);
@@ -155,11 +153,11 @@ void launch(const DeltaRuleBackwardScanArgs& args, CUstream_st* stream) {
     using Products = decltype(products);
     using Stage = ScanStage<KP, Warps, kDecay, Products>;
     const int bytes = Stage::bytes(args.in.write_key.data != nullptr);
-    const int stages = scan_stages(bytes);
+    const int stages = scan_stages<Products>(bytes);
     const dim3 grid(static_cast<unsigned>(items),
                     static_cast<unsigned>(delta_rule_padded_value_size(shape.value_size) / Stage::kValues));
     launch_kernel(delta_rule_backward_scan_kernel<KP, Warps, kDecay, Products>, grid, Stage::kThreads,
-                  stages * bytes, BackwardScanParams{args, stages}, stream);
+                  stages * bytes + scan_barrier_bytes(stages), BackwardScanParams{args, stages}, stream);
   });
 }
 

@@ -47,13 +47,11 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
   const DeltaRuleShape& shape = args.in.shape;
   const ScanBlock<Stage> block(args.in, shared_base, stages);
   const int warp = block.warp;
-  const auto copy = [&](int64_t chunk) {
-    block.stage_of(chunk).copy_async(args.in, args.prepared, args.in.v, args.chunk_decay,
-                                     ChunkPlace(shape, block.sequence, chunk, block.head),
-                                     block.first_channel);
+  const auto copy = [&](int64_t chunk, const Stage& stage) {
+    stage.copy_async(args.in, args.prepared, args.in.v, args.chunk_decay,
+                     ChunkPlace(shape, block.sequence, chunk, block.head), block.first_channel);
   };
-  if constexpr (Products::kWarpgroup) block.clear_stages();
-  if (block.sequence.chunks > 0) copy(0);
+  if (begin_scan<false, Products>(block, copy)) return;
   StateRows<KP> state;
   state.load(shape, args.initial_state == nullptr ? nullptr : args.initial_state + block.state_row,
              block.first_warp_channel(), block.lane);
@@ -152,7 +150,7 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
 }
 
 template <int KP, int Warps, Decay kDecay, class Products>
-__global__ void __launch_bounds__(Warps * 32, 1)
+__global__ void __launch_bounds__((ScanStage<KP, Warps, kDecay, Products>::kThreads), 1)
     delta_rule_forward_kernel(const __grid_constant__ ForwardParams params) {
   if constexpr (Products::kAvailable)
     scan_forward<KP, Warps, kDecay, Products>(params.args, dynamic_shared(), params.stages);
@@ -171,11 +169,11 @@ void launch(const DeltaRuleForwardArgs& args, CUstream_st* stream) {
     using Products = decltype(products);
     using Stage = ScanStage<KP, Warps, kDecay, Products>;
     const int bytes = Stage::bytes(args.in.write_key.data != nullptr);
-    const int stages = scan_stages(bytes);
+    const int stages = scan_stages<Products>(bytes);
     const dim3 grid(static_cast<unsigned>(items),
                     static_cast<unsigned>(delta_rule_padded_value_size(shape.value_size) / Stage::kValues));
     launch_kernel(delta_rule_forward_kernel<KP, Warps, kDecay, Products>, grid, Stage::kThreads,
-                  stages * bytes, ForwardParams{args, stages}, stream);
+                  stages * bytes + scan_barrier_bytes(stages), ForwardParams{args, stages}, stream);
   });
 }
 

@@ -39,6 +39,21 @@ __device__ inline void wgmma_wait() {
 #endif
 }
 
+/// The warpgroup's threads go on with `Registers` (a multiple of 8) each, more or fewer than a block's threads
+/// started with. Called by all of its warps.
+template <int Registers>
+__device__ inline void take_registers() {
+#if OSDN_WGMMA
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+#endif
+}
+template <int Registers>
+__device__ inline void give_registers() {
+#if OSDN_WGMMA
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+#endif
+}
+
 /// Keeps the compiler from moving uses of sums across the calls around it.
 template <int Blocks>
 __device__ inline void wgmma_pin(float (&acc)[Blocks][4]) {

@@ -3,6 +3,9 @@
 // transposed (value channels down), so that a warp never needs what another one holds.
 #pragma once
 
+#include <algorithm>
+
+#include "kernels/common/mbarrier.cuh"
 #include "kernels/detail/delta_rule_chunk.cuh"
 #include "kernels/detail/delta_rule_launch.h"
 #include "kernels/detail/delta_rule_products.cuh"
@@ -13,6 +16,13 @@ constexpr int kWarpChannels = 16;
 constexpr int kHalfExponent = 14;       // of the largest number stored in fp16
 constexpr int kSmallestExponent = -50;  // of numbers that are scaled up to it in full
 
+// Registers of a thread that computes and of one that copies, in a block of eight and four warps.
+constexpr int kComputeRegisters = 232;
+constexpr int kCopyRegisters = 40;
+
+/// Of the barriers of so many stages.
+constexpr int scan_barrier_bytes(int stages) { return 2 * stages * kMbarrierBytes; }
+
 /// How the state decays: not; by a factor a token; or by a factor a chunk and key channel, the rows carrying
 /// what lies within the chunk.
 enum class Decay { kNone, kScalar, kChannel };
@@ -20,7 +30,10 @@ enum class Decay { kNone, kScalar, kChannel };
 /// The tiles of one chunk in shared memory. `value` holds V in forward, dO in the reverse scan.
 template <int KP, int Warps, Decay kDecay, class Products>
 struct ScanStage {
-  static constexpr int kThreads = Warps * 32;
+  static constexpr int kCopyWarps = Products::kWarpgroup ? 4 : 0;  // that do nothing else, the block's first
+  static constexpr int kCopyThreads = (Products::kWarpgroup ? kCopyWarps : Warps) * 32;
+  static constexpr int kThreads = (kCopyWarps + Warps) * 32;  // of the block
+  static constexpr int kComputeWarps = Warps;
   static constexpr int kValues = Warps * kWarpChannels;
   static constexpr int kKeyBytes = kChunk * KP * 2;
   static constexpr int kValueBytes = kChunk * kValues * 2;
@@ -89,29 +102,28 @@ struct ScanStage {
                              const DeltaRuleRows& values, const float* chunk_decay, const ChunkPlace& place,
                              int first_channel) const {
     const DeltaRuleShape& shape = in.shape;
-    copy_rows_async<kThreads>(k, rows_at(in.k, place.token, place.key_head), in.k.token_stride, place.rows,
-                              shape.key_size);
-    copy_rows_async<kThreads>(q, rows_at(in.q, place.token, place.key_head), in.q.token_stride, place.rows,
-                              shape.key_size);
-    copy_rows_async<kThreads>(value, rows_at(values, place.token, place.head) + first_channel,
-                              values.token_stride, place.rows, shape.value_size - first_channel);
+    copy_rows_async<kCopyThreads>(k, rows_at(in.k, place.token, place.key_head), in.k.token_stride,
+                                  place.rows, shape.key_size);
+    copy_rows_async<kCopyThreads>(q, rows_at(in.q, place.token, place.key_head), in.q.token_stride,
+                                  place.rows, shape.key_size);
+    copy_rows_async<kCopyThreads>(value, rows_at(values, place.token, place.head) + first_channel,
+                                  values.token_stride, place.rows, shape.value_size - first_channel);
     if (write_scale == 0)
-      copy_rows_async<kThreads>(w, rows_at(in.write_key, place.token, place.head), in.write_key.token_stride,
-                                place.rows, shape.key_size);
+      copy_rows_async<kCopyThreads>(w, rows_at(in.write_key, place.token, place.head),
+                                    in.write_key.token_stride, place.rows, shape.key_size);
     const int64_t slot = place.slot(shape);
     copy_triangles(prepared.inverse + slot * (2 * kDeltaRuleTriangle),
                    prepared.pairs + slot * kDeltaRuleTriangle);
     const int64_t key_row = place.token * shape.num_key_heads + place.key_head;
     copy_vector_async(q_rstd, prepared.q_rstd + key_row, shape.num_key_heads, place.rows, 0);
-    copy_vector_async(k_rstd, prepared.k_rstd + key_row, shape.num_key_heads, place.rows, kThreads / 2);
+    copy_vector_async(k_rstd, prepared.k_rstd + key_row, shape.num_key_heads, place.rows, kCopyThreads / 2);
     copy_vector_async(beta, in.beta + place.token * shape.num_value_heads + place.head, shape.num_value_heads,
-                      place.rows, kThreads / 2 - 64);
-    if (threadIdx.x == kThreads - 1) copy_async_4(inverse_scale, prepared.inverse_scale + slot, true);
+                      place.rows, kCopyThreads / 2 - 64);
+    if (threadIdx.x == kCopyThreads - 1) copy_async_4(inverse_scale, prepared.inverse_scale + slot, true);
     if constexpr (kDecay == Decay::kScalar)
-      copy_flat_async<kThreads, 2 * kVectorBytes>(decay, prepared.gates + (slot * 3 + 1) * kChunk);
+      copy_flat_async<kCopyThreads, 2 * kVectorBytes>(decay, prepared.gates + (slot * 3 + 1) * kChunk);
     if constexpr (kDecay == Decay::kChannel)
-      copy_flat_async<kThreads, KP * 4>(decay, chunk_decay + slot * KP);
-    copy_async_commit();
+      copy_flat_async<kCopyThreads, KP * 4>(decay, chunk_decay + slot * KP);
   }
 
  private:
@@ -120,7 +132,7 @@ struct ScanStage {
     constexpr int kPieces = TriangleTile::kBytes / 16;
     const int thread = copying_thread();
 #pragma unroll
-    for (int first = 0; first < 3 * kPieces; first += kThreads) {
+    for (int first = 0; first < 3 * kPieces; first += kCopyThreads) {
       const int piece = first + thread;
       if (piece >= 3 * kPieces) break;
       const int matrix = piece / kPieces;
@@ -304,7 +316,7 @@ struct ScanBlock {
   int64_t number;  // of the sequence
   SequencePlace sequence;
   int first_channel;  // of the block
-  int warp;
+  int warp;           // of those that compute; below 0: it only copies
   int lane;
   bool own_write_key;
   int64_t state_row;  // of the pair's [K, V] in [S, HV, K, V]
@@ -317,7 +329,7 @@ struct ScanBlock {
         number(in.shape.order[blockIdx.x / in.shape.num_value_heads]),
         sequence(in.shape, number),
         first_channel(static_cast<int>(blockIdx.y) * Stage::kValues),
-        warp(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0)),
+        warp(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0) - Stage::kCopyWarps),
         lane(static_cast<int>(threadIdx.x) % 32),
         own_write_key(in.write_key.data != nullptr),
         state_row((number * in.shape.num_value_heads + head) * in.shape.key_size * in.shape.value_size),
@@ -326,34 +338,97 @@ struct ScanBlock {
         stages(num_stages) {}
 
   __device__ int first_warp_channel() const { return first_channel + warp * kWarpChannels; }
-  __device__ Stage stage_of(int64_t chunk) const {
-    return Stage(base + static_cast<int>(chunk % stages) * Stage::bytes(own_write_key), own_write_key);
+  __device__ Stage stage(int index) const {
+    return Stage(base + index * Stage::bytes(own_write_key), own_write_key);
   }
-  __device__ void clear_stages() const {
-    for (int i = 0; i < stages; ++i) stage_of(i).clear();
-    __syncthreads();
+  /// Barriers behind the stages: the stage's tiles are there; all warps are done with them.
+  __device__ uint32_t full(int index) const {
+    return base + stages * Stage::bytes(own_write_key) + index * kMbarrierBytes;
   }
+  __device__ uint32_t empty(int index) const { return full(stages + index); }
   /// First number of this block's rows in an [M, HV, VP, columns] array, of chunk `slot`.
   __device__ int64_t value_rows(int64_t slot, int columns) const {
     return (slot * padded_values + first_channel) * columns;
   }
 };
 
-/// Runs `compute(chunk, stage)` for all chunks of a sequence, from the first or from the last on, each
-/// brought by `copy(chunk)` while the one before it is computed where there are two stages.
+/// The chunk that comes as the `i`-th, from the first or from the last on.
+template <bool kReverse>
+__device__ int64_t chunk_at(const SequencePlace& sequence, int64_t i) {
+  return kReverse ? sequence.chunks - 1 - i : i;
+}
+
+/// Sets the first copies going, by `copy(chunk, stage)`. With warpgroups four warps of the block copy chunk
+/// after chunk into the stages that the others have done with; to them this returns true at the end.
+template <bool kReverse, class Products, class Stage, typename Copy>
+__device__ bool begin_scan(const ScanBlock<Stage>& block, const Copy& copy) {
+  const int64_t chunks = block.sequence.chunks;
+  if constexpr (!Products::kWarpgroup) {
+    if (chunks > 0) copy(chunk_at<kReverse>(block.sequence, 0), block.stage(0));
+    copy_async_commit();
+    return false;
+  } else {
+    for (int i = 0; i < block.stages; ++i) block.stage(i).clear();
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < block.stages; ++i) {
+        mbarrier_init(block.full(i), Stage::kCopyThreads);
+        mbarrier_init(block.empty(i), Stage::kComputeWarps);
+      }
+    }
+    __syncthreads();
+    if (block.warp >= 0) {
+      if constexpr (Stage::kComputeWarps == 8) take_registers<kComputeRegisters>();
+      return false;
+    }
+    if constexpr (Stage::kComputeWarps == 8) give_registers<kCopyRegisters>();
+    int index = 0;
+    int parity = 1;
+    for (int64_t i = 0; i < chunks; ++i) {
+      mbarrier_wait(block.empty(index), parity);
+      copy(chunk_at<kReverse>(block.sequence, i), block.stage(index));
+      mbarrier_arrive_after_copies(block.full(index));
+      if (++index == block.stages) {
+        index = 0;
+        parity ^= 1;
+      }
+    }
+    return true;
+  }
+}
+
+/// Runs `compute(chunk, stage)` for all chunks of a sequence, each brought while those before it are computed
+/// where there is more than one stage. Warpgroups go on at their own pace: while one waits for the tensor
+/// cores the other has them or computes.
 template <bool kReverse, class Products, class Stage, typename Copy, typename Compute>
 __device__ void for_each_chunk(const ScanBlock<Stage>& block, const Copy& copy, const Compute& compute) {
   const int64_t chunks = block.sequence.chunks;
-  const auto at = [chunks](int64_t i) { return kReverse ? chunks - 1 - i : i; };
+  int index = 0;
+  int parity = 0;
   for (int64_t i = 0; i < chunks; ++i) {
-    copy_async_wait<0>();
-    Products::publish_shared();
-    __syncthreads();
-    if (block.stages == 2 && i + 1 < chunks) copy(at(i + 1));
-    compute(at(i), block.stage_of(at(i)));
-    if (block.stages == 1 && i + 1 < chunks) {
+    const int64_t chunk = chunk_at<kReverse>(block.sequence, i);
+    const auto copy_next = [&](int into) {
+      if (i + 1 < chunks) copy(chunk_at<kReverse>(block.sequence, i + 1), block.stage(into));
+      copy_async_commit();
+    };
+    if constexpr (Products::kWarpgroup) {
+      mbarrier_wait(block.full(index), parity);
+      Products::publish_shared();
+      compute(chunk, block.stage(index));
+      __syncwarp();
+      if (block.lane == 0) mbarrier_arrive(block.empty(index));
+    } else {
+      copy_async_wait<0>();
       __syncthreads();
-      copy(at(i + 1));
+      if (block.stages == 2) copy_next(index ^ 1);
+      compute(chunk, block.stage(index));
+      if (block.stages == 1) {
+        __syncthreads();
+        copy_next(0);
+      }
+    }
+    if (++index == block.stages) {
+      index = 0;
+      parity ^= 1;
     }
   }
 }
@@ -391,7 +466,11 @@ void by_scan_shape(const DeltaRuleInputs& in, const float* chunk_decay, const Ca
   });
 }
 
-/// Stages of `bytes` that a block may have: two hide the copies.
-inline int scan_stages(int bytes) { return 2 * bytes <= shared_memory_limit() ? 2 : 1; }
+/// Stages of `bytes` that a block may have: two hide the copies, a third lets warpgroups drift apart.
+template <class Products>
+int scan_stages(int bytes) {
+  constexpr int kMost = Products::kWarpgroup ? 3 : 2;
+  return std::clamp((shared_memory_limit() - scan_barrier_bytes(kMost)) / bytes, 1, kMost);
+}
 
 }  // namespace osdn::kernels

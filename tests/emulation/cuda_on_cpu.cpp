@@ -58,6 +58,8 @@ Warp& warp() { return block.warps[threadIdx.x / 32]; }
 void meet_warp() { meet(warp().arrived, warp().generation, 32); }
 void meet_block() { meet(block.arrived, block.generation, static_cast<int>(block.fibers.size())); }
 
+void let_others_run() { yield(); }
+
 void run_block(const std::function<void()>& body, int threads) {
   block.body = &body;
   block.arrived = 0;

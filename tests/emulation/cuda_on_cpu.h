@@ -62,6 +62,8 @@ inline int lane() { return static_cast<int>(threadIdx.x % 32); }
 /// Returns once all lanes of the warp have called it; all threads of the block.
 void meet_warp();
 void meet_block();
+/// Returns after every other fiber of the block has had its turn.
+void let_others_run();
 
 /// Runs `body` in `threads` fibers, a multiple of 32.
 void run_block(const std::function<void()>& body, int threads);

@@ -13,6 +13,10 @@ inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int Pending>
 void wgmma_wait() {}
+template <int Registers>
+void take_registers() {}
+template <int Registers>
+void give_registers() {}
 template <int Blocks>
 void wgmma_pin(float (&)[Blocks][4]) {}
 

@@ -19,11 +19,10 @@ constexpr int precond_scan_channels(int64_t key_size) {
   return key_size <= 32 ? 1 : key_size <= 64 ? 2 : key_size <= 128 ? 4 : 8;
 }
 
-/// Tokens of a block, the unit in which the scans work and between which d is kept: what the registers of a
-/// warp hold.
+/// Tokens of a block, the unit in which the scans work and between which d is kept: so many that shared
+/// memory holds a dozen blocks of the reverse scan.
 constexpr int precond_scan_block(int channels, bool bf16, bool channel_retention) {
-  const int cost = channels * (bf16 ? 1 : 2) * (channel_retention ? 2 : 1);
-  return cost <= 4 ? 16 : cost <= 8 ? 8 : 4;
+  return channels * (bf16 ? 1 : 2) * (channel_retention ? 2 : 1) <= 4 ? 8 : 4;
 }
 
 /// Rows of the array of kept d: those of sequence s begin at offsets[s] / block + s.

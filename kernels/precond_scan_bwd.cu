@@ -6,6 +6,9 @@
 namespace osdn::kernels {
 namespace {
 
+// fp32 keys, which are not for speed, need the registers.
+template <typename T>
+constexpr int kBackwardWarps = std::is_same_v<T, __nv_bfloat16> ? 16 : 8;
 constexpr int kBoundBits = 20;           // of what bounds a sum; twice that and a rounded key's excess fit 22
 constexpr float kLargestGrowth = 16.0f;  // of that bound over a block; beyond it float sums
 constexpr float kLargestBound = 1e30f;
@@ -14,7 +17,7 @@ constexpr float kLostInSquares = 1e-20f;  // at most what the squares of small n
 /// A block of tokens on its way: by the worker for the chain and for itself, and what the chain leaves.
 template <typename T, int P, bool Channel>
 struct BackwardSlot {
-  static constexpr int kTokens = kScanTokens<T, P, Channel>;
+  static constexpr int kTokens = kScanBlock<T, P, Channel>;
   alignas(16) float x[kTokens][kWarpSize * P];  // sign bit set: the clip was active
   alignas(
       16) float through[kTokens][kWarpSize * P];  // k o y, what the token's write adds to the gradient of d
@@ -133,7 +136,7 @@ struct BackwardChain {
     BackwardToken<P, Channel> next;
     int worker = 0;
     if (blocks > 0) {
-      barrier_wait(ready_barrier(worker));
+      scan_meet(scan_barrier(worker, 0, workers), 0, blocks);
       next.load(slots[worker], Slot::kTokens - 1);
     }
     for (int64_t block = blocks - 1; block >= 0; --block) {
@@ -142,7 +145,7 @@ struct BackwardChain {
       const int following = worker + 1 == workers ? 0 : worker + 1;
       const auto fetch = [&](int token) {
         const bool within = token > 0;
-        if (!within && more) barrier_wait(ready_barrier(following));
+        if (!within) scan_meet(scan_barrier(following, 0, workers), blocks - block, blocks);
         next.load(within || !more ? slot : slots[following], within ? token - 1 : Slot::kTokens - 1);
       };
       bool fixed = false;
@@ -154,9 +157,9 @@ struct BackwardChain {
         if (fixed) walk<true>(slot, next, fetch);
       }
       if (!fixed) walk<false>(slot, next, fetch);
-      barrier_arrive(done_barrier(worker));
       worker = following;
     }
+    if (blocks > 0) scan_meet(scan_barrier(worker, 1, workers), blocks + 1, blocks);
 #pragma unroll
     for (int i = 0; i < P; ++i) gradient[i] *= inverse_scale;
     if (args.d_initial != nullptr) store_row<float, P>(args.d_initial + state, gradient, chain.active);
@@ -266,8 +269,9 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
     square = warp_sum(square);
     if (lane == 0) slot.bound = {growth, sqrtf(kTokens * square) + kLostInSquares};
     if (!args.detach) {
-      barrier_arrive(ready_barrier(worker));
-      barrier_wait(done_barrier(worker));
+      const int64_t place = blocks - 1 - block;
+      scan_meet(scan_barrier(worker, 0, workers), place, blocks);
+      scan_meet(scan_barrier(worker, kScanBehind, workers), place + kScanBehind, blocks);
     }
 
     // <lambda, x> (eq. 6) and what follows from it for a token as a whole. <k, dk> needs no further sum over
@@ -343,17 +347,17 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
 }
 
 template <typename T, int P, bool Channel>
-__global__ void __launch_bounds__(kScanThreads, 1)
+__global__ void __launch_bounds__(kBackwardWarps<T>* kWarpSize, 1)
     precond_scan_backward_kernel(const __grid_constant__ PrecondScanBackwardArgs args, int workers) {
   using Slot = BackwardSlot<T, P, Channel>;
   extern __shared__ __align__(16) unsigned char memory[];
   Slot* slots = reinterpret_cast<Slot*>(memory);
   const ScanChain<P> chain(args.in, Slot::kTokens);
   const int warp = scan_warp();
-  const int worker = warp - 1 - (warp > kScanIdleWarp ? 1 : 0);
+  const int worker = scan_worker();
   if (warp == 0) {
     if (!args.detach) BackwardChain<T, P, Channel>().run(args, chain, slots, workers);
-  } else if (warp != kScanIdleWarp && worker < workers) {
+  } else if (worker >= 0 && worker < workers) {
     backward_worker<T, P, Channel>(args, chain, slots[worker], worker, workers);
   }
 }
@@ -366,7 +370,8 @@ void launch(const PrecondScanBackwardArgs& args, CUstream_st* stream) {
     using T = decltype(type);
     constexpr int P = decltype(channels)::value;
     constexpr bool kChannel = decltype(channel_retention)::value;
-    launch_scan<BackwardSlot<T, P, kChannel>>(precond_scan_backward_kernel<T, P, kChannel>, args, stream);
+    launch_scan<BackwardSlot<T, P, kChannel>>(precond_scan_backward_kernel<T, P, kChannel>, kBackwardWarps<T>,
+                                              args, stream);
   });
 }
 

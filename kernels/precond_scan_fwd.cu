@@ -7,13 +7,15 @@
 namespace osdn::kernels {
 namespace {
 
-constexpr int kFloatBlocks = 32;        // of a worker, whose statistics' terms are summed in fp32
+constexpr int kForwardWarps = 12;
+constexpr int kForwardThreads = kForwardWarps * kWarpSize;
+constexpr int kFloatBlocks = 64;        // of a worker, whose statistics' terms are summed in fp32
 constexpr float kFixedPointBox = 8.0f;  // largest d for which sums over unit keys are taken in fixed point
 
 /// A block of tokens on its way: by the worker x, coefficients and retention, by the chain d and the totals.
 template <typename T, int P, bool Channel>
 struct ForwardSlot {
-  static constexpr int kTokens = kScanTokens<T, P, Channel>;
+  static constexpr int kTokens = kScanBlock<T, P, Channel>;
   alignas(16) float x[kTokens][kWarpSize * P];
   alignas(16) float retention[Channel ? kTokens : 1][Channel ? kWarpSize * P : 4];
   alignas(16) float d[kWarpSize * P];  // at the first token
@@ -56,7 +58,7 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
   ForwardToken<P, Channel> next;
   int worker = 0;
   if (blocks > 0) {
-    barrier_wait(ready_barrier(worker));
+    scan_meet(scan_barrier(worker, 0, workers), 0, blocks);
     next.load(slots[worker], 0);
   }
   for (int64_t block = 0; block < blocks; ++block) {
@@ -75,7 +77,7 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
           next.load(slot, token + 1);
         } else {
           const bool within = token + 1 < Slot::kTokens;
-          if (!within && more) barrier_wait(ready_barrier(following));
+          if (!within) scan_meet(scan_barrier(following, 0, workers), block + 1, blocks);
           next.load(within || !more ? slot : slots[following], within ? token + 1 : 0);
         }
         const float step = now.step(total);
@@ -84,9 +86,9 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
         if (scan_lane() == 0) slot.total[token] = total;
       }
     }
-    barrier_arrive(done_barrier(worker));
     worker = following;
   }
+  if (blocks > 0) scan_meet(scan_barrier(worker, 1, workers), blocks + 1, blocks);
   store_row<float, P>(args.final_d + chain.state * in.key_size + chain.channel, d, chain.active);
 }
 
@@ -116,8 +118,6 @@ __device__ void write_block(const PrecondScanInputs& in, const ForwardSlot<T, P,
         terms.scale_at_box += d[i] == in.box_min || d[i] == in.box_max ? 1 : 0;
         if constexpr (Channel) terms.retention_sum += now.retention[i];
       }
-      terms.scale_count += P;
-      if constexpr (Channel) terms.retention_count += P;
     }
 #pragma unroll
     for (int i = 0; i < P; ++i) {
@@ -206,9 +206,9 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
     const float4 coefficients = {__fmaf_rn(c.feedback, scale.zero * scale.unit, c.gain),
                                  c.feedback * scale.unit, retention, scan_anchor(retention, in.anchored)};
     if (lane < kTokens) slot.coefficients[own] = coefficients;
-    barrier_arrive(ready_barrier(worker));
+    scan_meet(scan_barrier(worker, 0, workers), block, blocks);
 
-    barrier_wait(done_barrier(worker));
+    scan_meet(scan_barrier(worker, kScanBehind, workers), block + kScanBehind, blocks);
     float d[P];
     get_row<P>(d, slot.d);
     if (args.block_d != nullptr)
@@ -225,13 +225,10 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
       write_block<true, T, P, Channel>(in, slot, d, target, count, chain.active, terms);
       if (exists && lane < kTokens) {
         terms.add_write(beta * s, beta * plain, beta);
-        if (!Channel && in.retention != nullptr) {
-          ++terms.retention_count;
-          terms.retention_sum += retention;
-        }
+        if (!Channel && in.retention != nullptr) terms.retention_sum += retention;
       }
       if (++unmerged == kFloatBlocks || block + workers >= blocks) {
-        terms.merge_into(statistics);
+        terms.merge_into(statistics, in.key_size, Channel ? in.key_size : in.retention != nullptr ? 1 : 0);
         terms = {};
         unmerged = 0;
       }
@@ -241,7 +238,7 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
 }
 
 template <typename T, int P, bool Channel>
-__global__ void __launch_bounds__(kScanThreads, 2)
+__global__ void __launch_bounds__(kForwardThreads, P < 8 ? 2 : 1)
     precond_scan_forward_kernel(const __grid_constant__ PrecondScanForwardArgs args, int workers) {
   using Slot = ForwardSlot<T, P, Channel>;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -265,9 +262,9 @@ __global__ void __launch_bounds__(kScanThreads, 2)
   for (float bound = 1.0f; bits > 18 && largest * 1.03125f >= bound; bound *= 2.0f) --bits;
   const WarpSumScale scale = warp_sum_scale(fixed, bits);
 
-  __shared__ double parts[kScanWarps][kResidualTerms];
+  __shared__ double parts[kForwardWarps][kResidualTerms];
   const int warp = scan_warp();
-  const int worker = warp - 1 - (warp > kScanIdleWarp ? 1 : 0);
+  const int worker = scan_worker();
   if (scan_lane() < kResidualTerms) parts[warp][scan_lane()] = neutral_residual_term(scan_lane());
   __syncwarp();
   if (warp == 0) {
@@ -275,7 +272,7 @@ __global__ void __launch_bounds__(kScanThreads, 2)
       if (fixed) forward_chain<true, T, P, Channel>(args, chain, slots, workers, scale);
     }
     if (!fixed) forward_chain<false, T, P, Channel>(args, chain, slots, workers, scale);
-  } else if (warp != kScanIdleWarp && worker < workers) {
+  } else if (worker >= 0 && worker < workers) {
     forward_worker<T, P, Channel>(args, chain, slots[worker], worker, workers, scale, parts[warp]);
   }
   if (args.statistics == nullptr) return;
@@ -283,7 +280,7 @@ __global__ void __launch_bounds__(kScanThreads, 2)
   const int term = static_cast<int>(threadIdx.x);
   if (term >= kResidualTerms) return;
   double all = parts[0][term];
-  for (int part = 1; part < kScanWarps; ++part) all = merge_residual_term(term, all, parts[part][term]);
+  for (int part = 1; part < kForwardWarps; ++part) all = merge_residual_term(term, all, parts[part][term]);
   args.statistics[static_cast<int64_t>(blockIdx.x) * kResidualTerms + term] = all;
 }
 
@@ -295,7 +292,8 @@ void launch(const PrecondScanForwardArgs& args, CUstream_st* stream) {
     using T = decltype(type);
     constexpr int P = decltype(channels)::value;
     constexpr bool kChannel = decltype(channel_retention)::value;
-    launch_scan<ForwardSlot<T, P, kChannel>>(precond_scan_forward_kernel<T, P, kChannel>, args, stream);
+    launch_scan<ForwardSlot<T, P, kChannel>>(precond_scan_forward_kernel<T, P, kChannel>, kForwardWarps, args,
+                                             stream);
   });
 }
 

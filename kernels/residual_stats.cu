@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kPlainWarps* kWarpSize, 1)
         const float beta = args.beta[(begin + own) * args.num_value_heads + head * group + member];
         terms.add_write(beta * plain, beta * plain, beta);
       }
-    terms.merge_into(parts[warp]);
+    terms.merge_into(parts[warp], 0, 0);
   }
   __syncthreads();
   const int term = static_cast<int>(threadIdx.x);

@@ -14,11 +14,9 @@
 namespace osdn::kernels {
 
 // Warp 0 walks along the chain; the workers prepare blocks of tokens for it and finish them. The scheduler
-// that warp 0 is on has no other warp to issue: warp 4 idles.
-constexpr int kScanWorkers = 6;
-constexpr int kScanWarps = 8;
-constexpr int kScanThreads = kScanWarps * kWarpSize;
-constexpr int kScanIdleWarp = 4;
+// that warp 0 is on has no other warp to issue: every fourth warp idles.
+constexpr int kScanSchedulers = 4;
+constexpr int scan_workers(int warps) { return warps - warps / kScanSchedulers; }
 constexpr float kUnitEpsilon = 1e-6f;     // inside the root of the key's norm
 constexpr float kKeyNormEpsilon = 1e-5f;  // added to the denominator
 constexpr unsigned kFullWarp = 0xffffffffu;
@@ -30,20 +28,33 @@ constexpr int kScanChainGroup = 8;
 __device__ inline int scan_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 __device__ inline int scan_warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
 
-// Barriers between the chain's warp and a worker. `ready`: the worker's block is in shared memory; `done`:
-// the chain has walked through it.
-constexpr int kScanPair = 2 * kWarpSize;
-__device__ inline int ready_barrier(int worker) { return 1 + worker; }
-__device__ inline int done_barrier(int worker) { return 1 + kScanWorkers + worker; }
-__device__ inline void barrier_arrive(int barrier) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kScanPair) : "memory");
+/// The worker that this warp is; -1: none.
+__device__ inline int scan_worker() {
+  const int warp = scan_warp();
+  return warp % kScanSchedulers == 0 ? -1 : scan_workers(warp) - 1;
 }
-__device__ inline void barrier_wait(int barrier) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kScanPair) : "memory");
+
+/// Where warps meet, once a block of tokens: place p lies before block p of the chain's walk. There the
+/// worker of block p has it ready in shared memory, and the worker of block p - 2 learns that the chain is
+/// through with it. (Of block p - 1 the last sum is still under way, which the chain's warp would have to
+/// wait for.)
+constexpr int kScanBehind = 2;
+
+/// Barrier number of the place `distance` (less than `workers`) behind the one where `worker` has a block
+/// ready.
+__device__ inline int scan_barrier(int worker, int distance, int workers) {
+  const int ahead = worker + distance;
+  return 1 + (ahead < workers ? ahead : ahead - workers);
+}
+
+/// By the chain's warp and the workers that meet it at `place`.
+__device__ inline void scan_meet(int barrier, int64_t place, int64_t blocks) {
+  const int warps = 1 + (place < blocks ? 1 : 0) + (place >= kScanBehind ? 1 : 0);
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * kWarpSize) : "memory");
 }
 
 template <typename T, int P, bool Channel>
-constexpr int kScanTokens = precond_scan_block(P, std::is_same_v<T, __nv_bfloat16>, Channel);
+constexpr int kScanBlock = precond_scan_block(P, std::is_same_v<T, __nv_bfloat16>, Channel);
 
 /// Tokens of a round of the chain's loop.
 template <int Tokens>
@@ -242,14 +253,6 @@ __device__ inline float clipped(float d, const PrecondScanInputs& in) {
   return fminf(fmaxf(d, in.box_min), in.box_max);
 }
 
-/// Retention of a lane's channels, from one number or one a channel.
-template <int P, bool Channel>
-struct ScanRetention {
-  float value[Channel ? P : 1];
-
-  __device__ float of(int i) const { return value[Channel ? i : 0]; }
-};
-
 /// Calls `call(T{}, std::integral_constant<int, P>, std::bool_constant<channel retention>)`.
 template <typename Call>
 void by_key(const PrecondScanInputs& in, const Call& call) {
@@ -280,17 +283,20 @@ void by_key(const PrecondScanInputs& in, const Call& call) {
 /// Launches `kernel(args, workers)`, a block a chain, with as many workers as the shared memory of the device
 /// has slots for.
 template <typename Slot, typename Args>
-void launch_scan(void (*kernel)(Args, int), const Args& args, CUstream_st* stream) {
+void launch_scan(void (*kernel)(Args, int), int warps, const Args& args, CUstream_st* stream) {
   const int64_t chains = args.in.num_sequences * args.in.num_value_heads;
   int device = 0;
   int limit = 0;
   OSDN_CUDA_CHECK(cudaGetDevice(&device));
   OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  static_assert((kScanBehind + 1) * sizeof(Slot) <= 99 * 1024,
+                "a worker for every block that one meeting is about");
   int workers = limit / static_cast<int>(sizeof(Slot));
-  workers = workers < kScanWorkers ? workers : kScanWorkers;
+  workers = workers < scan_workers(warps) ? workers : scan_workers(warps);
   const int bytes = workers * static_cast<int>(sizeof(Slot));
   OSDN_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  kernel<<<static_cast<unsigned>(chains), kScanThreads, static_cast<size_t>(bytes), stream>>>(args, workers);
+  kernel<<<static_cast<unsigned>(chains), warps * kWarpSize, static_cast<size_t>(bytes), stream>>>(args,
+                                                                                                   workers);
   OSDN_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -27,12 +27,10 @@ struct LaneResiduals {
   int floor_count = 0;
   float beta_sum = 0;
   float strength_max = -INFINITY;
-  int scale_count = 0;
   float scale_sum = 0;
   float scale_min = INFINITY;
   float scale_max = -INFINITY;
   int scale_at_box = 0;
-  int retention_count = 0;
   float retention_sum = 0;
 
   __device__ static float log_ratio(float strength) {
@@ -47,29 +45,32 @@ struct LaneResiduals {
     beta_sum += beta;
     strength_max = fmaxf(strength_max, strength);
   }
-  /// Adds the whole warp's terms to `terms`, which lane 0 holds in shared memory.
-  __device__ void merge_into(double (&terms)[kResidualTerms]) const {
-    const double own[kResidualTerms] = {static_cast<double>(count),
-                                        log_sum,
-                                        log_sum_plain,
-                                        static_cast<double>(floor_count),
-                                        beta_sum,
-                                        strength_max,
-                                        static_cast<double>(scale_count),
-                                        scale_sum,
-                                        scale_min,
-                                        scale_max,
-                                        static_cast<double>(scale_at_box),
-                                        static_cast<double>(retention_count),
-                                        retention_sum};
+  /// Adds the whole warp's terms to `terms`, which lane 0 holds in shared memory. A write has `scales`
+  /// entries of d and `retentions` of the retention.
+  __device__ void merge_into(double (&terms)[kResidualTerms], int scales, int retentions) const {
+    double all[kResidualTerms] = {static_cast<double>(count),
+                                  log_sum,
+                                  log_sum_plain,
+                                  static_cast<double>(floor_count),
+                                  beta_sum,
+                                  strength_max,
+                                  static_cast<double>(count) * scales,
+                                  scale_sum,
+                                  scale_min,
+                                  scale_max,
+                                  static_cast<double>(scale_at_box),
+                                  static_cast<double>(count) * retentions,
+                                  retention_sum};
+#pragma unroll 1
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
 #pragma unroll
-    for (int term = 0; term < kResidualTerms; ++term) {
-      double all = own[term];
-#pragma unroll
-      for (int distance = kWarpSize / 2; distance > 0; distance /= 2)
-        all = merge_residual_term(term, all, __shfl_xor_sync(0xffffffffu, all, distance));
-      if (threadIdx.x % kWarpSize == 0) terms[term] = merge_residual_term(term, terms[term], all);
+      for (int term = 0; term < kResidualTerms; ++term)
+        all[term] = merge_residual_term(term, all[term], __shfl_xor_sync(0xffffffffu, all[term], distance));
     }
+    if (threadIdx.x % kWarpSize != 0) return;
+#pragma unroll
+    for (int term = 0; term < kResidualTerms; ++term)
+      terms[term] = merge_residual_term(term, terms[term], all[term]);
   }
 };
 

@@ -17,10 +17,10 @@ delta_rule_backward_gradients_kernel sm_90a 340
 delta_rule_backward_scan_kernel sm_80 52
 delta_rule_backward_scan_kernel sm_90a 52
 delta_rule_forward_kernel sm_80 12
-delta_rule_forward_kernel<256 sm_80 204
-delta_rule_forward_kernel<256 sm_90a 204
-delta_rule_backward_scan_kernel<256 sm_80 584
-delta_rule_backward_scan_kernel<256 sm_90a 296
+delta_rule_forward_kernel<256 sm_80 168
+delta_rule_forward_kernel<256 sm_90a 252
+delta_rule_backward_scan_kernel<256 sm_80 76
+delta_rule_backward_scan_kernel<256 sm_90a 172
 cross_entropy_kernel sm_80 16
 cross_entropy_kernel sm_90a 16
 rms_norm_detail::backward_kernel sm_80 464

@@ -96,14 +96,15 @@ at::Tensor DeltaMemory::forward(const Input& input, MixerCall& call) const {
     call.statistics = ops::plain_residual_stats(input.k, input.beta, l2_normalize_);
   }
   const ops::DeltaRuleArgs args{.q = input.q,
-                                .k = input.k,
+                                .k = preconditioner_ ? scan.read_key : input.k,
                                 .v = input.v,
                                 .beta = input.beta,
                                 .write_key = scan.write_key,
                                 .log_decay = input.log_decay,
                                 .initial_state = call.state ? call.state->recurrent : at::Tensor(),
                                 .sequences = call.sequences,
-                                .l2_normalize = l2_normalize_};
+                                .l2_normalize = l2_normalize_,
+                                .overwrite_initial_state = call.overwrite_state};
   const bool by_channel = input.log_decay.defined() && input.log_decay.dim() == 3;
   const bool apart = call.state && by_channel && input.q.is_cpu();
   const ops::DeltaRuleOutput rule = apart ? delta_memory_detail::each_alone(args) : ops::delta_rule(args);

@@ -2,28 +2,35 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "model/decode_graph.h"
 #include "tensor/torch.h"
 
 namespace osdn::model {
-namespace generate_detail {
-
-// Pieces of a prompt end at multiples of the ops' chunks, counted from the prompt's own start: so a long
-// prompt gets the bits that it has when read in one piece.
-constexpr int64_t kPieceMultiple = 64;
-
-at::Tensor to_device(const std::vector<int64_t>& values, at::Device device) {
-  return at::tensor(values, at::kLong).to(device);
-}
 
 void check_tokens(const TokenIds& tokens, int64_t vocab_size) {
   for (const int32_t token : tokens)
     if (token < 0 || token >= vocab_size)
       throw UserError("generate: expected token ids from 0 to {}, the model's vocabulary, got {}",
                       vocab_size - 1, token);
+}
+
+namespace generate_detail {
+
+// Pieces of a prompt end at multiples of the ops' chunks, counted from the prompt's own start: so a long
+// prompt gets the bits that it has when read in one piece.
+constexpr int64_t kPieceMultiple = 64;
+
+// Fewer steps than this take longer to record than to make.
+constexpr int64_t kStepsWorthRecording = 8;
+
+at::Tensor to_device(const std::vector<int64_t>& values, at::Device device) {
+  return at::tensor(values, at::kLong).to(device);
 }
 
 /// One pass of the model over tokens [begin, end) of every piece, cut at its end.
@@ -65,6 +72,64 @@ void read_pieces(const LanguageModel& model, const std::vector<TokenIds>& pieces
   for (int64_t begin = 0; begin < longest; begin += slice)
     read_slice(model, pieces, begin, begin + slice, device, state);
 }
+
+/// The sequences that are still decoded: on a GPU by a recorded graph, elsewhere step by step.
+class Decoding {
+ public:
+  Decoding(const LanguageModel& model, DecodeState state, bool recorded)
+      : model_(model), state_(std::move(state)), recorded_(recorded && DecodeGraph::fits(state_)) {
+    logits_ = next_logits(model_, state_);
+    rows_.resize(static_cast<size_t>(state_.num_sequences()));
+    std::iota(rows_.begin(), rows_.end(), 0);
+  }
+
+  /// Logits [V] for the next token of sequence `row`, one of those still decoded.
+  const float* logits(size_t row) const {
+    return logits_.const_data_ptr<float>() + rows_[row] * logits_.size(1);
+  }
+
+  uint64_t bytes() const { return state_bytes(graph_ ? graph_->state() : state_); }
+
+  /// Goes on with sequences `kept` alone. A graph has a fixed number of sequences: those that ended are read
+  /// along until they are half of it, and then a smaller one is recorded.
+  void keep(const std::vector<int64_t>& kept) {
+    std::vector<int64_t> rows;
+    for (const int64_t row : kept) rows.push_back(rows_[static_cast<size_t>(row)]);
+    const DecodeState& whole = graph_ ? graph_->state() : state_;
+    if (graph_ && 2 * static_cast<int64_t>(rows.size()) > whole.num_sequences()) {
+      rows_ = std::move(rows);
+      return;
+    }
+    state_ = select(whole, rows);
+    graph_.reset();
+    rows_.resize(rows.size());
+    std::iota(rows_.begin(), rows_.end(), 0);
+  }
+
+  /// Reads one token for each of the sequences.
+  void read(const TokenIds& tokens) {
+    if (!recorded_) {
+      step(model_, tokens, &state_);
+      logits_ = next_logits(model_, state_);
+      return;
+    }
+    if (!graph_) {
+      graph_ = std::make_unique<DecodeGraph>(model_, state_);
+      state_ = {};
+    }
+    TokenIds all(static_cast<size_t>(graph_->state().num_sequences()), 0);
+    for (size_t row = 0; row < rows_.size(); ++row) all[static_cast<size_t>(rows_[row])] = tokens[row];
+    logits_ = graph_->step(all);
+  }
+
+ private:
+  const LanguageModel& model_;
+  DecodeState state_;  // empty while there is a graph
+  bool recorded_;
+  std::unique_ptr<DecodeGraph> graph_;
+  std::vector<int64_t> rows_;  // of the graph or the state, one for each sequence still decoded
+  at::Tensor logits_;          // [rows of the graph or the state, V] fp32
+};
 
 }  // namespace generate_detail
 
@@ -160,17 +225,23 @@ std::vector<Continuation> generate(const LanguageModel& model, const std::vector
   std::vector<TokenIds> present = prompts;
   std::vector<int64_t> active(prompts.size());  // the prompts behind the rows of the state
   std::iota(active.begin(), active.end(), 0);
-  DecodeState state = prefill(model, prompts, device, options.tokens_at_once);
+  generate_detail::Decoding decoding(model, prefill(model, prompts, device, options.tokens_at_once),
+                                     options.max_new_tokens > generate_detail::kStepsWorthRecording);
   for (int64_t position = 0;; ++position) {
-    const at::Tensor logits = next_logits(model, state);  // [active, V]
-    const uint64_t carried = state_bytes(state);
+    const uint64_t carried = decoding.bytes();
+    TokenIds drawn(active.size());
+    at::parallel_for(0, static_cast<int64_t>(active.size()), 1, [&](int64_t begin, int64_t end) {
+      for (auto row = static_cast<size_t>(begin); row < static_cast<size_t>(end); ++row) {
+        const auto prompt = static_cast<size_t>(active[row]);
+        drawn[row] = sample_token(decoding.logits(row), model.vocab_size(), options.sampling, present[prompt],
+                                  keys[prompt], position);
+      }
+    });
     std::vector<int64_t> rows;
     TokenIds next;
     for (size_t row = 0; row < active.size(); ++row) {
       const auto prompt = static_cast<size_t>(active[row]);
-      const int32_t token =
-          sample_token(logits.const_data_ptr<float>() + static_cast<int64_t>(row) * logits.size(1),
-                       logits.size(1), options.sampling, present[prompt], keys[prompt], position);
+      const int32_t token = drawn[row];
       Continuation& result = results[prompt];
       result.tokens.push_back(token);
       result.state_bytes = carried;
@@ -188,12 +259,12 @@ std::vector<Continuation> generate(const LanguageModel& model, const std::vector
     }
     if (rows.empty()) return results;
     if (rows.size() < active.size()) {
-      state = select(state, rows);
+      decoding.keep(rows);
       std::vector<int64_t> kept;
       for (const int64_t row : rows) kept.push_back(active[static_cast<size_t>(row)]);
       active = std::move(kept);
     }
-    step(model, next, &state);
+    decoding.read(next);
   }
 }
 

@@ -29,6 +29,9 @@ struct DecodeState {
 /// Tokens that prefill and extend run through the model at once, over all sequences: what bounds memory.
 inline constexpr int64_t kPrefillTokens = 8192;
 
+/// Throws UserError naming the first id that is not of the vocabulary.
+void check_tokens(const TokenIds& tokens, int64_t vocab_size);
+
 /// State after reading `prompts`, none of them empty. Throws UserError for an empty one or an unknown id.
 DecodeState prefill(const LanguageModel& model, const std::vector<TokenIds>& prompts, at::Device device,
                     int64_t tokens_at_once = kPrefillTokens);

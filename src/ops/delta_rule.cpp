@@ -195,6 +195,7 @@ DeltaRuleOutput delta_rule(const DeltaRuleArgs& args) {
       settings->keep = settings->keep || (input.defined() && input.requires_grad());
   if (!settings->keep && delta_rule_detail::on_step_path(problem)) {
     problem.normalize = args.l2_normalize;
+    problem.overwrite = args.overwrite_initial_state;
     const delta_rule_detail::Forward step = delta_rule_detail::forward_step(problem);
     return {.o = step.o, .final_state = step.final_state};
   }

@@ -25,6 +25,8 @@ struct DeltaRuleArgs {
   std::optional<double> scale;  // of the query; absent: K^-1/2
   bool l2_normalize =
       true;  // q and k are given unnormalised and are normalised inside (eps 1e-6 inside the root)
+  bool overwrite_initial_state = false;  // final_state may be initial_state itself, written over: done on
+                                         // CUDA for one token a sequence without gradients
 };
 
 struct DeltaRuleOutput {

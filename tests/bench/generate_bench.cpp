@@ -9,6 +9,7 @@
 
 #include "apps/bench/case.h"
 #include "config/yaml.h"
+#include "model/decode_graph.h"
 #include "model/generate.h"
 #include "model/init.h"
 #include "model/lm.h"
@@ -80,7 +81,7 @@ class Decoding {
       : model_(std::move(model)), num_sequences_(num_sequences) {}
 
   /// Difference of the logits from those of one pass over prompt and token.
-  double error() {
+  double error(bool recorded) {
     make();
     const at::NoGradGuard no_grad;
     model::ForwardCall whole{.sequences =
@@ -88,39 +89,46 @@ class Decoding {
     const at::Tensor hidden = model_->model().hidden(text_.flatten(), whole);  // [S (P + 1), D]
     const at::Tensor last =
         model_->model().logits(hidden.view({num_sequences_, kPromptTokens + 1, -1}).select(1, kPromptTokens));
-    return relative_error(step(), last);
+    const at::Tensor expected = last.to(at::kCPU);  // [S, V]
+    return recorded ? relative_error(recorded_step(), expected) : relative_error(step(), expected);
   }
 
+  /// Launched from the host one by one; the logits on the CPU.
   at::Tensor step() {
     make();
-    const at::NoGradGuard no_grad;
-    model::ModelState state = state_;
-    model::ForwardCall call{.sequences = sequences_, .state = &state};
-    return model_->model().logits(model_->model().hidden(ids_, call));
+    model::DecodeState state = state_;
+    model::step(model_->model(), tokens_, &state);
+    return model::next_logits(model_->model(), state);
+  }
+
+  /// As `osdn generate` makes it: by a recorded graph where the model has one.
+  at::Tensor recorded_step() {
+    make();
+    if (!graph_) graph_ = std::make_unique<model::DecodeGraph>(model_->model(), state_);
+    return graph_->step(tokens_);
   }
 
  private:
   void make() {
-    if (sequences_) return;
+    if (!tokens_.empty()) return;
     at::manual_seed(1);
     text_ = at::randint(0, model_->vocab_size(), {num_sequences_, kPromptTokens + 1}, at::kLong);
     std::vector<model::TokenIds> prompts;
     for (int64_t s = 0; s < num_sequences_; ++s) {
       const int64_t* row = text_.const_data_ptr<int64_t>() + s * text_.size(1);
       prompts.emplace_back(row, row + kPromptTokens);
+      tokens_.push_back(static_cast<int32_t>(row[kPromptTokens]));
     }
-    state_ = model::prefill(model_->model(), prompts, model_->device()).layers;
+    state_ = model::prefill(model_->model(), prompts, model_->device());
     text_ = text_.to(model_->device());
-    ids_ = text_.select(1, kPromptTokens).contiguous();
-    sequences_ = ops::Sequences::equal(num_sequences_, 1, model_->device());
   }
 
   std::shared_ptr<DecodedModel> model_;
   int64_t num_sequences_;
-  at::Tensor text_;  // [S, P + 1] prompts of P tokens and the token after
-  at::Tensor ids_;   // [S] the token after
-  ops::SequencesPtr sequences_;
-  model::ModelState state_;  // after the prompts
+  at::Tensor text_;           // [S, P + 1] prompts of P tokens and the token after
+  model::TokenIds tokens_;    // [S] the token after
+  model::DecodeState state_;  // after the prompts
+  std::unique_ptr<model::DecodeGraph> graph_;
 };
 
 /// Bytes that a step reads and writes of the states of one sequence.
@@ -150,11 +158,9 @@ std::vector<Case> cases(at::Device device) {
     const auto model = std::make_shared<DecodedModel>(file, device);
     const config::Model config = config::load(shipped_config(file), {}).model;
     for (const int64_t S : {int64_t{1}, int64_t{64}}) {
-      const auto decoding = std::make_shared<Decoding>(model, S);
       const auto rows = static_cast<double>(S);
       Case test;
       test.shape = fmt::format("{} S{}", file, S);
-      test.pass = "forward";
       test.dtype = model->dtype();
       test.device = device;
       test.bytes = model->weight_bytes() + rows * state_traffic(config, c10::elementSize(model->dtype())) +
@@ -162,10 +168,17 @@ std::vector<Case> cases(at::Device device) {
       test.flop = rows * model->weight_bytes() / static_cast<double>(c10::elementSize(model->dtype())) * 2;
       // bf16 rounds the activations of two dozen layers, in other groups of tokens in the two ways.
       test.tolerance = gpu ? 5e-2 : 1e-4;
-      test.error = [decoding] { return decoding->error(); };
-      test.run = [decoding] { decoding->step(); };
-      test.capturable = true;
-      made.push_back(test);
+      for (const bool recorded : {false, true}) {
+        if (recorded && !gpu) continue;
+        const auto decoding = std::make_shared<Decoding>(model, S);
+        test.pass = recorded ? "recorded step" : "step";
+        test.error = [decoding, recorded] { return decoding->error(recorded); };
+        if (recorded)
+          test.run = [decoding] { decoding->recorded_step(); };
+        else
+          test.run = [decoding] { decoding->step(); };
+        made.push_back(test);
+      }
     }
   }
   return made;

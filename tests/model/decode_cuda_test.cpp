@@ -2,6 +2,7 @@
 // over all of them; every backbone, plain and preconditioned.
 #include <vector>
 
+#include "model/decode_graph.h"
 #include "model/generate.h"
 #include "tests/model/small_model.h"
 #include "tests/support/test.h"
@@ -70,6 +71,67 @@ TEST_CASE("on the GPU, a step leaves the state it started from as it was", "[dec
   CHECK(at::equal(first.layers[1].recurrent, second.layers[1].recurrent));
   CHECK(at::equal(first.hidden, second.hidden));
   CHECK(!at::equal(first.layers[0].recurrent, before));
+}
+
+TEST_CASE("on the GPU, recorded steps give the bits of steps made one by one and leave their origin alone",
+          "[decode_cuda][cuda]") {
+  const at::ScalarType compute = GENERATE(at::kFloat, at::kBFloat16);
+  for (const test::Variant& variant : test::variants()) {
+    CAPTURE(variant.name, c10::toString(compute));
+    const SmallModel small(variant.model, kDecodeDevice, /*training=*/false, compute);
+    const std::vector<TokenIds> prompts = {some_tokens(40, 1), some_tokens(80, 2), some_tokens(11, 3)};
+    const DecodeState origin = prefill(small.model(), prompts, kDecodeDevice);
+    const bool grows =
+        variant.model.attention.layers.size() > 0 || variant.model.backbone == config::Backbone::kTransformer;
+    CHECK(DecodeGraph::fits(origin) == !grows);
+    if (grows) continue;
+    const at::Tensor before = origin.layers[0].recurrent.clone();
+    const at::Tensor history = origin.layers[1].conv.clone();
+    DecodeState eager = origin;
+    DecodeGraph graph(small.model(), origin);
+    for (int32_t i = 0; i < 6; ++i) {
+      CAPTURE(i);
+      const TokenIds next = {5 + i, 17 * i % 61, 60 - i};
+      step(small.model(), next, &eager);
+      CHECK(at::equal(graph.step(next), next_logits(small.model(), eager)));
+    }
+    const DecodeState copy = select(graph.state(), {0, 1, 2});
+    graph.step({1, 2, 3});
+    for (size_t layer = 0; layer < copy.layers.size(); ++layer) {
+      CHECK(at::equal(copy.layers[layer].recurrent, eager.layers[layer].recurrent));
+      CHECK(at::equal(copy.layers[layer].conv, eager.layers[layer].conv));
+      if (variant.model.osdn) CHECK(at::equal(copy.layers[layer].scale, eager.layers[layer].scale));
+    }
+    CHECK(copy.num_tokens == std::vector<int64_t>{46, 86, 17});
+    CHECK(at::equal(origin.layers[0].recurrent, before));
+    CHECK(at::equal(origin.layers[1].conv, history));
+  }
+}
+
+TEST_CASE("on the GPU, sequences that end at different times get the tokens that each gets alone",
+          "[decode_cuda][cuda]") {
+  for (const test::Variant& variant : test::variants()) {
+    CAPTURE(variant.name);
+    const SmallModel small(variant.model, kDecodeDevice, /*training=*/false, at::kFloat);
+    std::vector<TokenIds> prompts;
+    for (uint64_t i = 0; i < 7; ++i) prompts.push_back(some_tokens(3 + 9 * static_cast<int64_t>(i), i));
+    GenerateOptions options{.max_new_tokens = 60};
+    options.sampling.temperature = 0;
+    const std::vector<uint64_t> keys = draw_keys(0, prompts);
+    std::vector<int64_t> num_new(prompts.size(), 0);
+    const auto ends = [&](int64_t prompt, int32_t /*token*/) {
+      return ++num_new[static_cast<size_t>(prompt)] == 4 + 8 * ((prompt + 3) % 7);
+    };
+    const auto together = generate(small.model(), prompts, keys, options, kDecodeDevice, ends);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      CAPTURE(i);
+      const auto alone = generate(small.model(), {prompts[i]}, {keys[i]}, options, kDecodeDevice);
+      REQUIRE(alone[0].tokens.size() == 60);
+      CHECK(together[i].tokens.size() == 4 + 8 * ((i + 3) % 7));
+      const auto count = static_cast<std::ptrdiff_t>(together[i].tokens.size());
+      CHECK(together[i].tokens == TokenIds(alone[0].tokens.begin(), alone[0].tokens.begin() + count));
+    }
+  }
 }
 
 }  // namespace decode_cuda_test

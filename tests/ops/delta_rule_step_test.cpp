@@ -232,6 +232,36 @@ TEST_CASE("a step reads strided views like copies, nothing behind them, and repe
   CHECK(at::equal(a.final_state, b.final_state));
 }
 
+TEST_CASE("a state that may be written over is, with the bits of one written beside",
+          "[delta_rule_step][cuda]") {
+  const Decay decay = GENERATE(Decay::kNone, Decay::kScalar, Decay::kChannel);
+  const at::NoGradGuard no_grad;
+  DeltaRuleArgs args = to_device(make({.offsets = {0, 1, 1, 2, 3},
+                                       .H = 2,
+                                       .HV = 4,
+                                       .K = 128,
+                                       .V = 128,
+                                       .decay = decay,
+                                       .write_key = true,
+                                       .initial_state = true,
+                                       .dtype = at::kBFloat16}),
+                                 kStepDevice);
+  const at::Tensor before = args.initial_state.clone();
+  const DeltaRuleOutput beside = delta_rule(args);
+  CHECK(at::equal(args.initial_state, before));
+  CHECK(!at::equal(beside.final_state, before));
+  args.overwrite_initial_state = true;
+  const DeltaRuleOutput over = delta_rule(args);
+  CHECK(over.final_state.data_ptr() == args.initial_state.data_ptr());
+  CHECK(at::equal(over.o, beside.o));
+  CHECK(at::equal(over.final_state, beside.final_state));
+  // A state that the kernel cannot take as it lies is copied first and stays.
+  args.initial_state = before.transpose(2, 3);
+  const DeltaRuleOutput transposed = delta_rule(args);
+  CHECK(transposed.final_state.data_ptr() != args.initial_state.data_ptr());
+  CHECK(at::equal(args.initial_state, before.transpose(2, 3)));
+}
+
 TEST_CASE("a step stays finite at zero keys and decays of nothing and everything",
           "[delta_rule_step][cuda]") {
   const Decay decay = GENERATE(Decay::kScalar, Decay::kChannel);

@@ -24,6 +24,7 @@ struct Problem {
   SequencesPtr sequences;
   double scale = 1;
   bool normalize = false;  // q and k are as given and still to be normalised: on the kernel path only
+  bool overwrite = false;  // the final state may take the place of the initial one
 
   int64_t num_value_heads() const { return v.size(1); }
   int64_t heads_per_key() const { return v.size(1) / k.size(1); }

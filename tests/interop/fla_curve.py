@@ -1,12 +1,12 @@
 """Training of flash-linear-attention's (fla) DeltaNet beside `osdn train`, for tests/interop/fla_curve.sh.
 
   fla_curve.py make DIR                       saves a DeltaNet of 340M parameters with fla's random weights
-  fla_curve.py train DIR SHARDS OUT OUT2      trains it from DIR on the batches that `osdn train` takes, with one pass a
-                                              step and once more with two; a loss a line into OUT and OUT2
+  fla_curve.py train DIR SHARDS OUT ORDER     trains it from DIR on the batches that `osdn train` takes, rows of a batch
+                                              straight or reversed; a loss a line into OUT
   fla_curve.py compare OSDN OSDN2 FLA FLA2    curves (metrics.jsonl or losses): program against program, and the bands
 
-The step is that of configs/delta_net_340m.yaml: bf16 products from fp32 masters (norms stay in fp32), gradients summed
-in fp32 and divided by the number of targets, clipped at 1, AdamW (0.9, 0.95, 1e-15) with decay 0.1 of all but the norms,
+The step is that of configs/delta_net_340m.yaml: bf16 products from fp32 masters (norms stay in fp32), the mean loss of the
+batch's targets, its gradient clipped at 1, AdamW (0.9, 0.95, 1e-15) with decay 0.1 of all but the norms,
 linear warmup, cosine to a tenth.
 """
 
@@ -100,13 +100,16 @@ def learning_rate(step):
     return PEAK * (FINAL_RATIO + (1 - FINAL_RATIO) * cosine)
 
 
-def train(transformers, directory, shards, output, split):
+def train(directory, shards, output, row_order):
     import torch
 
+    from fla_common import import_fla
+
+    transformers = import_fla()
     tokens = torch.frombuffer(shard_tokens(shards), dtype=torch.int16).cuda().long() & 0xFFFF
     num_samples = (len(tokens) - 1) // LENGTH
     assert num_samples >= STEPS * ROWS, num_samples
-    order = sample_order(SEED, 0, num_samples)
+    order = sample_order(mix64(SEED), 0, num_samples)  # the first (and only) source of the run
 
     model = transformers.AutoModelForCausalLM.from_pretrained(directory).float().cuda().train()
     weights = list(model.parameters())
@@ -124,22 +127,19 @@ def train(transformers, directory, shards, output, split):
 
     losses = []
     started = time.monotonic()
-    targets_a_step = ROWS * LENGTH
     for step in range(1, STEPS + 1):
         first = (step - 1) * ROWS
         rows = torch.stack(
             [tokens[i * LENGTH : (i + 1) * LENGTH + 1] for i in (order(first + row) for row in range(ROWS))]
         )
-        torch._foreach_zero_(gradients)
-        loss_sum = torch.zeros((), device="cuda")
-        for part in rows.chunk(split):
-            logits = model(part[:, :-1].contiguous(), use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), part[:, 1:].flatten(), reduction="sum")
-            (loss / targets_a_step).backward()
-            loss_sum += loss.detach()
-            for gradient, weight in zip(gradients, weights):
-                gradient += weight.grad
-                weight.grad = None
+        if row_order == "reversed":
+            rows = rows.flip(0)
+        logits = model(rows[:, :-1].contiguous(), use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+        loss.backward()
+        torch._foreach_copy_(gradients, [weight.grad for weight in weights])
+        for weight in weights:
+            weight.grad = None
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)).double())
         torch._foreach_mul_(gradients, torch.clamp(CLIP / norm, max=1.0).float())
         for group in optimizer.param_groups:
@@ -147,7 +147,7 @@ def train(transformers, directory, shards, output, split):
         optimizer.step()
         with torch.no_grad():
             torch._foreach_copy_([weight.data for weight in weights], masters)
-        losses.append(loss_sum / targets_a_step)
+        losses.append(loss.detach())
         if step in (1, 10) or step % 50 == 0:
             print(f"step {step} of {STEPS}: loss {losses[-1].item():.5f}, {time.monotonic() - started:.1f} s", flush=True)
     losses = torch.stack(losses).tolist()
@@ -173,13 +173,13 @@ def difference(name, a, b):
     return rms
 
 
-def compare(osdn, osdn_split, fla, fla_split):
-    a, a2, b, b2 = map(curve, (osdn, osdn_split, fla, fla_split))
+def compare(osdn, osdn_split, fla, fla_reversed):
+    a, a2, b, b2 = map(curve, (osdn, osdn_split, fla, fla_reversed))
     for name, losses in (("osdn", a), ("fla", b)):
         print(f"{name}: loss {losses[0]:.5f} at step 1, {losses[STEPS // 10 - 1]:.5f} at step {STEPS // 10}, "
               f"{losses[STEPS // 3 - 1]:.5f} at step {STEPS // 3}, {losses[-1]:.5f} at step {STEPS}")
     print(f"first step, osdn - fla: {a[0] - b[0]:+.6f}")
-    band = max(difference("osdn, passes of 4 rows - passes of 1", a, a2), difference("fla, passes of 4 rows - passes of 2", b, b2))
+    band = max(difference("osdn, passes of 4 rows - passes of 1", a, a2), difference("fla, rows straight - reversed", b, b2))
     cross = difference("osdn - fla", a, b)
     allowed = 2 * band
     print(f"curves {'agree' if cross <= allowed else 'differ'}: RMS {cross:.5f}, allowed {allowed:.5f}, twice the wider band")
@@ -191,11 +191,6 @@ if __name__ == "__main__":
     if command == "make":
         make(*rest)
     elif command == "train":
-        from fla_common import import_fla
-
-        transformers = import_fla()
-        directory, shards, output, output_split = rest
-        train(transformers, directory, shards, output, 1)
-        train(transformers, directory, shards, output_split, 2)
+        train(*rest)
     else:
         compare(*rest)

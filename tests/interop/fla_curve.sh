@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Same weights, same batches, same curve as flash-linear-attention (fla), on a GPU: DeltaNet with 340M parameters, 300
 # steps of 4 x 2048 tokens of the built-in corpus by the recipe of configs/delta_net_340m.yaml. fla makes the weights,
-# `osdn import` takes them over, both train from them. Each trains twice, the second time with other micro-batches: how
-# far rounding alone moves its curve is the band, and the two programs may differ by twice the wider one (RMS).
+# `osdn import` takes them over, both train from them. Each trains twice, `osdn` with micro-batches of 4 rows and of 1, fla
+# with the rows of a batch in both orders: how far rounding alone moves a curve is its band, and the two programs may
+# differ by twice the wider one (RMS).
 #   tests/interop/fla_curve.sh [OSDN] [CURVES]   the program, build/release/bin/osdn without; a folder for the four curves
 # Needs what tests/interop/fla_gpu.sh says, 40 GB of GPU memory and 20 GB of disk in TMPDIR.
 # Exit code 77 where it cannot run; 1 when the curves differ.
@@ -24,18 +25,22 @@ osdn_run() {  # name, rows of a micro-batch
   { cat log; exit 1; }
 "$python" "$script" make made
 "$osdn" import made --output runs/made --tokenizer shards/tokenizer.model
-# fla's kernels are compiled while osdn trains.
-log=${curves:-.}/fla.log
-mkdir -p "${curves:-.}"
-"$python" "$script" train made shards fla.txt fla-split.txt >"$log" 2>&1 &
-fla=$!
-trap 'kill "$fla" 2>/dev/null || true; rm -rf "$work"' EXIT
+pids=()
+trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$work"' EXIT
+fla_run() {  # name, order of the rows
+  "$python" "$script" train made shards "$1.txt" "$2" >"$1.log" 2>&1 &
+  pids+=($!)
+}
+# All at once: fla's time goes into compiling kernels and, step by step, into launching them.
+fla_run fla straight
+fla_run fla-reversed reversed
 osdn_run whole 4
 osdn_run split 1
-wait "$fla" || { cat "$log"; exit 1; }
-curve_files=(runs/whole/metrics.jsonl runs/split/metrics.jsonl fla.txt fla-split.txt)
+for pid in "${pids[@]}"; do wait "$pid" || { tail -n 40 fla*.log; exit 1; }; done
+curve_files=(runs/whole/metrics.jsonl runs/split/metrics.jsonl fla.txt fla-reversed.txt)
 if [ -n "$curves" ]; then
-  cp "${curve_files[2]}" "${curve_files[3]}" "$curves"
+  mkdir -p "$curves"
+  cp fla*.txt fla*.log "$curves"
   cp "${curve_files[0]}" "$curves/osdn.jsonl"
   cp "${curve_files[1]}" "$curves/osdn-split.jsonl"
 fi

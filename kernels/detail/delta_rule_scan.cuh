@@ -17,8 +17,8 @@ constexpr int kHalfExponent = 14;       // of the largest number stored in fp16
 constexpr int kSmallestExponent = -50;  // of numbers that are scaled up to it in full
 
 // Registers of a thread that computes and of one that copies, in a block of eight and four warps.
-constexpr int kComputeRegisters = 232;
-constexpr int kCopyRegisters = 40;
+constexpr int kComputeRegisters = 224;
+constexpr int kCopyRegisters = 56;
 
 /// Of the barriers of so many stages.
 constexpr int scan_barrier_bytes(int stages) { return 2 * stages * kMbarrierBytes; }
@@ -372,7 +372,7 @@ __device__ bool begin_scan(const ScanBlock<Stage>& block, const Copy& copy) {
     if (threadIdx.x == 0) {
       for (int i = 0; i < block.stages; ++i) {
         mbarrier_init(block.full(i), Stage::kCopyThreads);
-        mbarrier_init(block.empty(i), Stage::kComputeWarps);
+        mbarrier_init(block.empty(i), Stage::kComputeWarps * 32);
       }
     }
     __syncthreads();
@@ -414,8 +414,7 @@ __device__ void for_each_chunk(const ScanBlock<Stage>& block, const Copy& copy, 
       mbarrier_wait(block.full(index), parity);
       Products::publish_shared();
       compute(chunk, block.stage(index));
-      __syncwarp();
-      if (block.lane == 0) mbarrier_arrive(block.empty(index));
+      mbarrier_arrive(block.empty(index));
     } else {
       copy_async_wait<0>();
       __syncthreads();

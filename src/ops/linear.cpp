@@ -77,6 +77,8 @@ at::Tensor linear(const at::Tensor& x, const Weight& weight, const Weight& bias)
   const bool differentiable = weight.sink.defined() || bias.sink.defined() || x.requires_grad() ||
                               weight.value.requires_grad() || (bias.defined() && bias.value.requires_grad());
   if (!differentiable && uses_loops(x)) return linear_detail::forward_cpu(x, weight.value, bias.value);
+  if (!differentiable && linear_detail::on_kernel_path(x, weight.value))
+    return linear_detail::forward_kernel(x, weight.value, bias.value);
   const at::Tensor anchor = gradient_anchor(weight.sink.defined() ? weight : bias);
   return LinearFunction::apply(x, weight.value, optional_input(bias.value), optional_input(anchor), weight,
                                bias);

@@ -1,5 +1,6 @@
-// The product of ops/linear.h without gradients on a CPU: loops in which a row of the result depends on that
-// row of the input alone, bit for bit, whatever the other rows are and however many (docs/ops/linear.md).
+// The product of ops/linear.h without gradients. On a CPU: loops in which a row of the result depends on that
+// row of the input alone, bit for bit, whatever the other rows are and however many. On CUDA: a kernel for a
+// few rows (docs/ops/linear.md).
 #pragma once
 
 #include "tensor/fwd.h"
@@ -9,5 +10,11 @@ namespace osdn::ops::linear_detail {
 /// x [N, D_in], value [D_out, D_in], bias [D_out] or undefined; float32 or float64 on CPU. Returns
 /// [N, D_out].
 at::Tensor forward_cpu(const at::Tensor& x, const at::Tensor& value, const at::Tensor& bias);
+
+/// Whether the CUDA kernel for a few rows (kernels/linear.h) takes it.
+bool on_kernel_path(const at::Tensor& x, const at::Tensor& value);
+
+/// x [N, D_in] bf16, value [D_out, D_in] bf16, bias [D_out] bf16, float32 or undefined. Returns [N, D_out].
+at::Tensor forward_kernel(const at::Tensor& x, const at::Tensor& value, const at::Tensor& bias);
 
 }  // namespace osdn::ops::linear_detail

@@ -11,4 +11,8 @@ void launch(const PrecondScanBackwardArgs&, CUstream_st*) {
   throw EnvironmentError("precond_scan: this program was built without CUDA");
 }
 
+void launch(const PrecondScanInitialArgs&, CUstream_st*) {
+  throw EnvironmentError("precond_scan: this program was built without CUDA");
+}
+
 }  // namespace osdn::kernels

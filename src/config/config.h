@@ -122,7 +122,7 @@ struct Train {
   int64_t global_batch_tokens = 524288;
   std::optional<int64_t> micro_batch_sequences;  // auto (absent): chosen once and frozen in the run
   Precision precision = Precision::kAuto;        // auto: bfloat16 compute with float32 master weights on CUDA
-  std::optional<bool> cuda_graph;                // auto (absent)
+  std::optional<bool> cuda_graph;                // auto (absent): one rank on a GPU, where it can be
   Recompute recompute = Recompute::kNone;
 };
 

@@ -104,7 +104,9 @@ void add_training(Table& table) {
       "Of the computation; master weights are float32. auto: bfloat16 on a GPU, float32 on a CPU");
   table.field(
       "cuda_graph", [](auto& c) -> auto& { return c.train.cuda_graph; }, automatic(any()),
-      "Capture the step in a CUDA graph");
+      "Capture forward and backward, with their collectives, in a CUDA graph: the same bits in less time of "
+      "the host; a graph holds the memory of its activations for good. auto: on a GPU without other ranks, "
+      "where it can be");
   table.field(
       "recompute", [](auto& c) -> auto& { return c.train.recompute; }, any(),
       "What the backward pass computes again to save memory");

@@ -61,10 +61,15 @@ class Communicator {
   /// float64, int64. The order of sums is fixed by the ranks, so equal jobs give equal bits.
   std::unique_ptr<PendingCollective> start(const Collective& collective);
 
-  /// After a replay of the graph into which collectives were recorded was queued on the current stream: that
-  /// it ends is watched like a collective, whose time-out then names the first that is not done. Collectives
-  /// are recorded in one graph of a communicator.
-  virtual void watch_replay() {}
+  /// Whether collectives move anything: not in a world of one that made no connections.
+  virtual bool is_connected() const { return true; }
+
+  /// Collectives that are recorded from now on belong to one more graph; the number that watch_replay() knows
+  /// it by. Before its capture begins.
+  virtual int64_t begin_recording() { return 0; }
+  /// After a replay of that graph was queued on the current stream: that it ends is watched like a
+  /// collective, whose time-out then names the first that is not done.
+  virtual void watch_replay(int64_t /*recording*/) {}
 
   /// Throws EnvironmentError naming rank, step and collective when one failed or ran into its time-out in the
   /// background. On CUDA that is known once the host has waited for the device: call it there.

@@ -16,6 +16,7 @@ class SingleCommunicator : public Communicator {
   int64_t rank() const override { return 0; }
   int64_t world_size() const override { return 1; }
   at::Device device() const override { return device_; }
+  bool is_connected() const override { return false; }
   void check() override {}
   std::unique_ptr<Board> open_board() override { return nullptr; }
 

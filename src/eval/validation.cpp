@@ -7,17 +7,18 @@
 
 namespace osdn::eval {
 
-DeviceBatch to_device(const data::Batch& batch, at::Device device) {
-  // from_blob reads the batch's memory; the conversions copy it.
+DeviceBatch to_device(const data::Batch& batch, at::Device device, int64_t padded_to) {
+  // from_blob reads the batch's memory; the conversions copy it, to a GPU from pinned memory without waiting.
   const int64_t windows = batch.num_windows();
   const int64_t row = static_cast<int64_t>(batch.tokens.size()) / windows;
-  const at::Tensor tokens = at::from_blob(const_cast<int32_t*>(batch.tokens.data()), {windows, row},
-                                          at::TensorOptions().dtype(at::kInt))
-                                .to(device)
-                                .to(at::kLong);  // [B, T + 1]
+  at::Tensor host = at::from_blob(const_cast<int32_t*>(batch.tokens.data()), {windows, row},
+                                  at::TensorOptions().dtype(at::kInt));
+  if (device.is_cuda()) host = host.pin_memory();
+  const at::Tensor tokens = host.to(device, /*non_blocking=*/device.is_cuda()).to(at::kLong);  // [B, T + 1]
   return {.inputs = tokens.narrow(1, 0, row - 1).reshape({-1}),
           .targets = tokens.narrow(1, 1, row - 1).reshape({-1}),
-          .sequences = ops::Sequences::make(batch.offsets, device)};
+          .sequences = padded_to > 0 ? ops::Sequences::padded(batch.offsets, padded_to, device)
+                                     : ops::Sequences::make(batch.offsets, device)};
 }
 
 metrics::Validation validate(const model::LanguageModel& model, const data::ValidationSet& set,

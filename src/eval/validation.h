@@ -29,6 +29,7 @@ struct DeviceBatch {
   at::Tensor targets;
   ops::SequencesPtr sequences;
 };
-DeviceBatch to_device(const data::Batch& batch, at::Device device);
+/// Queued on the current stream. `padded_to` > 0: Sequences::padded() to so many.
+DeviceBatch to_device(const data::Batch& batch, at::Device device, int64_t padded_to = 0);
 
 }  // namespace osdn::eval

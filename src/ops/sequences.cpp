@@ -9,13 +9,13 @@
 namespace osdn::ops {
 namespace {
 
+/// From pinned memory to a GPU, so that the host need not wait for what is queued there.
 at::Tensor index_tensor(const std::vector<int64_t>& values, at::Device device) {
-  return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(device);
+  const at::Tensor host = at::tensor(values, at::TensorOptions().dtype(at::kLong));
+  return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host.to(device);
 }
 
-}  // namespace
-
-std::shared_ptr<const Sequences> Sequences::make(std::vector<int64_t> offsets, at::Device device) {
+void check_offsets(const std::vector<int64_t>& offsets) {
   if (offsets.empty() || offsets.front() != 0)
     throw UserError("sequences: offsets: expected S + 1 ascending values of which the first is 0, got {}",
                     offsets.empty() ? std::string("none") : "first value " + std::to_string(offsets.front()));
@@ -23,7 +23,23 @@ std::shared_ptr<const Sequences> Sequences::make(std::vector<int64_t> offsets, a
     if (offsets[i] < offsets[i - 1])
       throw UserError("sequences: offsets: expected ascending values, got {} after {} at position {}",
                       offsets[i], offsets[i - 1], i);
-  return std::shared_ptr<const Sequences>(new Sequences(std::move(offsets), device));
+}
+
+}  // namespace
+
+std::shared_ptr<const Sequences> Sequences::make(std::vector<int64_t> offsets, at::Device device) {
+  check_offsets(offsets);
+  return std::shared_ptr<const Sequences>(new Sequences(std::move(offsets), device, /*padded=*/false));
+}
+
+std::shared_ptr<const Sequences> Sequences::padded(std::vector<int64_t> offsets, int64_t num_sequences,
+                                                   at::Device device) {
+  check_offsets(offsets);
+  const size_t end = static_cast<size_t>(num_sequences) + 1;
+  OSDN_ASSERT(num_sequences > 0 && offsets.size() <= end, "{} sequences padded to {}", offsets.size() - 1,
+              num_sequences);
+  offsets.resize(end, offsets.back());
+  return std::shared_ptr<const Sequences>(new Sequences(std::move(offsets), device, /*padded=*/true));
 }
 
 std::shared_ptr<const Sequences> Sequences::equal(int64_t num, int64_t length, at::Device device) {
@@ -35,7 +51,8 @@ std::shared_ptr<const Sequences> Sequences::equal(int64_t num, int64_t length, a
   return make(std::move(offsets), device);
 }
 
-Sequences::Sequences(std::vector<int64_t> offsets, at::Device device) : host_(std::move(offsets)) {
+Sequences::Sequences(std::vector<int64_t> offsets, at::Device device, bool padded)
+    : host_(std::move(offsets)), padded_(padded) {
   const auto length = [this](int64_t s) {
     return host_[static_cast<size_t>(s) + 1] - host_[static_cast<size_t>(s)];
   };
@@ -54,6 +71,7 @@ Sequences::Sequences(std::vector<int64_t> offsets, at::Device device) : host_(st
 
 const ChunkTable& Sequences::chunks(int64_t chunk_size) const {
   OSDN_ASSERT(chunk_size > 0, "chunk size {}", chunk_size);
+  lengths_read_ = true;
   const std::lock_guard<std::mutex> lock(mutex_);
   std::unique_ptr<ChunkTable>& table = tables_[chunk_size];
   if (table) return *table;
@@ -92,11 +110,42 @@ const ChunkList& Sequences::chunk_list(int64_t chunk_size) const {
     sequences.insert(sequences.end(), static_cast<size_t>(chunks), static_cast<int64_t>(s));
     offsets.push_back(offsets.back() + chunks);
   }
+  if (padded_) sequences.resize(static_cast<size_t>(chunk_capacity(chunk_size)), num_sequences() - 1);
   const at::Device device = device_offsets_.device();
   list = std::make_unique<ChunkList>(ChunkList{.offsets = index_tensor(offsets, device),
                                                .sequences = index_tensor(sequences, device),
-                                               .num_chunks = offsets.back()});
+                                               .num_chunks = static_cast<int64_t>(sequences.size())});
   return *list;
+}
+
+/// Each sequence has at most one chunk that is not full.
+int64_t Sequences::chunk_capacity(int64_t chunk_size) const {
+  return num_tokens() / chunk_size + num_sequences();
+}
+
+void Sequences::prepare_lists(const Sequences& like) const {
+  std::vector<int64_t> sizes;
+  {
+    const std::lock_guard<std::mutex> lock(like.mutex_);
+    for (const auto& [size, list] : like.lists_) sizes.push_back(size);
+  }
+  for (const int64_t size : sizes) chunk_list(size);
+}
+
+void Sequences::copy_tensors(const Sequences& other) const {
+  OSDN_ASSERT(padded_ && other.padded_ && num_tokens() == other.num_tokens() &&
+                  num_sequences() == other.num_sequences(),
+              "{} tokens in {} sequences copied over {} in {}", other.num_tokens(), other.num_sequences(),
+              num_tokens(), num_sequences());
+  const auto copy = [](const at::Tensor& to, const at::Tensor& from) { to.copy_(from); };
+  copy(device_offsets_, other.device_offsets_);
+  copy(order_, other.order_);
+  copy(inverse_order_, other.inverse_order_);
+  for (const auto& [size, list] : lists_) {
+    const ChunkList& from = other.chunk_list(size);
+    copy(list->offsets, from.offsets);
+    copy(list->sequences, from.sequences);
+  }
 }
 
 }  // namespace osdn::ops

@@ -26,7 +26,7 @@ bool reads_masters(const Group& group) {
 }  // namespace parameter_arena_detail
 
 ParameterArena::ParameterArena(const std::vector<ParameterSpec>& specs, const Options& options)
-    : sharded_(options.sharding.world_size > 1) {
+    : sharded_(options.sharding.shared) {
   namespace detail = parameter_arena_detail;
   std::map<int64_t, detail::Group, std::greater<>> groups;
   for (const ParameterSpec& spec : specs) groups[spec.group].push_back(&spec);

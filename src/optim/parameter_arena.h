@@ -52,7 +52,8 @@ class ParameterArena {
   };
 
   struct Sharding {
-    int64_t world_size = 1;  // ranks that share the moments; 1: this process keeps all
+    bool shared = false;     // ranks share the moments; else this process keeps all
+    int64_t world_size = 1;  // so many
     int64_t rank = 0;
     int64_t bucket_elements = 0;  // of a bucket, rounded up to what the ranks can share; 0: one bucket
     int64_t last_elements = 0;    // of the buckets that make up the last bucket_elements; 0: as the others

@@ -19,6 +19,10 @@ class DeviceGraph {
   /// in a build without CUDA.
   void capture(const std::function<void()>& work);
 
+  /// Records `work`, which ran before, without running it. With the memory of another graph: the two are
+  /// never replayed at the same time, and what the other has allocated and still holds stays untouched.
+  void record(const std::function<void()>& work, const DeviceGraph* sharing = nullptr);
+
   /// Queues the recorded work on the current stream.
   void replay();
 

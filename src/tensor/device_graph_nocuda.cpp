@@ -11,6 +11,9 @@ DeviceGraph::~DeviceGraph() = default;
 void DeviceGraph::capture(const std::function<void()>&) {
   throw InternalError("device graph: this program was built without CUDA");
 }
+void DeviceGraph::record(const std::function<void()>&, const DeviceGraph*) {
+  throw InternalError("device graph: this program was built without CUDA");
+}
 void DeviceGraph::replay() { throw InternalError("device graph: this program was built without CUDA"); }
 
 ForbidSynchronization::ForbidSynchronization() = default;

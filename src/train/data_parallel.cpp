@@ -28,20 +28,21 @@ at::Tensor part_of(const at::Tensor& arena, const Range& range) {
 optim::ParameterArena::Sharding arena_sharding(const dist::Communicator& communicator, int64_t zero,
                                                int64_t num_parameters) {
   namespace detail = data_parallel_detail;
-  if (communicator.world_size() == 1) return {};
+  if (!communicator.is_connected()) return {};
   const int64_t elements =
       std::clamp<int64_t>(num_parameters / detail::kFewestBuckets, 1, detail::kLargestBucket);
   const int64_t last = std::min(elements, detail::kLastBuckets);
   if (zero == 0) return {.bucket_elements = elements, .last_elements = last};
-  return {.world_size = communicator.world_size(),
+  return {.shared = true,
+          .world_size = communicator.world_size(),
           .rank = communicator.rank(),
           .bucket_elements = elements,
           .last_elements = last};
 }
 
 DataParallel::DataParallel(optim::ParameterArena& arena, dist::Communicator& communicator, int64_t num_layers)
-    : arena_(arena), communicator_(communicator), alone_(communicator.world_size() == 1) {
-  if (alone_) return;
+    : arena_(arena), communicator_(communicator), connected_(communicator.is_connected()) {
+  if (!connected_) return;
   const auto& buckets = arena.buckets();
   const int64_t num_stages = num_layers + 2;
   complete_.assign(static_cast<size_t>(num_stages), static_cast<int64_t>(buckets.size()));
@@ -69,7 +70,7 @@ DataParallel::DataParallel(optim::ParameterArena& arena, dist::Communicator& com
 }
 
 const model::LayerHooks* DataParallel::hooks(bool last_micro_batch) {
-  if (alone_) return nullptr;
+  if (!connected_) return nullptr;
   return last_micro_batch ? &last_hooks_ : &first_hooks_;
 }
 
@@ -88,8 +89,12 @@ void DataParallel::reduce_next_bucket() {
        .what = "gradients of bucket " + std::to_string(bucket)}));
 }
 
+void DataParallel::begin_passes() {
+  if (gathers_in_passes_) gather_all();
+}
+
 void DataParallel::finish_gradients() {
-  if (alone_) return;
+  if (!connected_) return;
   while (reductions_.size() < arena_.buckets().size()) reduce_next_bucket();
   for (const optim::ParameterArena::OwnedRange& range : arena_.owned())
     if (range.common)
@@ -108,8 +113,14 @@ void DataParallel::update(const optim::AdamWOptions& options, double learning_ra
   // Backwards: the next forward pass begins with the weights at the arena's end.
   for (size_t i = owned.size(); i-- > 0;) {
     optim::adamw_step(arena_, owned[i], options, learning_rate, update, gradient_scale);
-    if (arena_.is_sharded() && !owned[i].common) gather(static_cast<int64_t>(i));
+    if (arena_.is_sharded() && !owned[i].common && !gathers_in_passes_) gather(static_cast<int64_t>(i));
   }
+  in_parts_ = gathers_in_passes_;
+}
+
+void DataParallel::gather_all() {
+  for (size_t bucket = gathers_.size(); bucket-- > 0;) gather(static_cast<int64_t>(bucket));
+  in_parts_ = false;
 }
 
 void DataParallel::gather(int64_t bucket) {
@@ -128,6 +139,7 @@ void DataParallel::wait_for_bucket(int64_t bucket) {
 }
 
 void DataParallel::wait_for_weights() {
+  if (in_parts_) gather_all();
   for (size_t bucket = gathers_.size(); bucket-- > 0;) wait_for_bucket(static_cast<int64_t>(bucket));
 }
 

@@ -27,13 +27,25 @@ class DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  // A step: passes with hooks(), then finish_gradients(), then update() or nothing.
+  // A step: begin_passes(), passes with hooks(), finish_gradients(), then update() or nothing.
 
+  /// From now on the weights that update() leaves in parts are gathered by begin_passes(), so that a graph
+  /// into which the passes are recorded does it. The same on all ranks.
+  void gather_in_passes() { gathers_in_passes_ = arena_.is_sharded(); }
+  bool gathers_in_passes() const { return gathers_in_passes_; }
+  /// Whether passes of the last micro-batch start collectives.
+  bool sums_gradients() const { return connected_; }
+
+  /// Before the forward pass of the first micro-batch; may be recorded with it.
+  void begin_passes();
+  /// A graph in which that was recorded is replayed.
+  void passes_begun() { in_parts_ = false; }
   /// For the forward and backward pass of a micro-batch; that of the last of a step starts to sum gradients.
   const model::LayerHooks* hooks(bool last_micro_batch);
-  /// The sums of all that this rank owns are complete for work queued from here on.
+  /// The sums of all that this rank owns are complete for work queued from here on. May be recorded with the
+  /// last pass.
   void finish_gradients();
-  /// One AdamW step of what this rank owns; starts to gather the weights.
+  /// One AdamW step of what this rank owns; starts to gather the weights, or leaves that to begin_passes().
   void update(const optim::AdamWOptions& options, double learning_rate, int64_t update,
               double gradient_scale);
 
@@ -46,17 +58,20 @@ class DataParallel {
   /// Square of the global gradient norm from every rank's optim::gradient_squares.
   double add_squares(const std::vector<std::vector<double>>& squares_of_ranks) const;
 
-  const dist::Communicator& communicator() const { return communicator_; }
+  dist::Communicator& communicator() const { return communicator_; }
 
  private:
   void after_backward(int64_t layer);
   void reduce_next_bucket();
   void gather(int64_t bucket);
+  void gather_all();
   void wait_for_bucket(int64_t bucket);
 
   optim::ParameterArena& arena_;
   dist::Communicator& communicator_;
-  bool alone_;
+  bool connected_;
+  bool gathers_in_passes_ = false;
+  bool in_parts_ = false;                         // update() has left the new weights to be gathered
   std::vector<int64_t> complete_;                 // by layer: buckets whose gradients its backward completes
   std::vector<std::vector<int64_t>> weights_in_;  // by layer: buckets with weights that it reads
   model::LayerHooks first_hooks_;                 // of all micro-batches of a step but the last

@@ -61,7 +61,6 @@ config::Config reconcile(const config::Config& stored, config::Config config) {
   if (!config.model.vocab_size) config.model.vocab_size = stored.model.vocab_size;
   if (!config.train.micro_batch_sequences)
     config.train.micro_batch_sequences = stored.train.micro_batch_sequences;
-  if (!config.train.cuda_graph) config.train.cuda_graph = stored.train.cuda_graph;
   if (config.train.precision == config::Precision::kAuto) config.train.precision = stored.train.precision;
   if (config.run.device == config::Device::kAuto) config.run.device = stored.run.device;
   // Where the data lies is no part of the run, what it is is: digests of shards and tokenizer are compared

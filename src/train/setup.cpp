@@ -58,7 +58,8 @@ void freeze_automatic_values(config::Config& config, at::Device device, int64_t 
   config.run.device = device.is_cuda() ? config::Device::kCuda : config::Device::kCpu;
   if (config.train.precision == config::Precision::kAuto)
     config.train.precision = device.is_cuda() ? config::Precision::kBfloat16 : config::Precision::kFloat32;
-  if (!config.train.cuda_graph) config.train.cuda_graph = false;
+  if (config.train.cuda_graph.value_or(false) && !device.is_cuda())
+    throw UserError("train.cuda_graph: expected false or auto on {}, got true", device.str());
 
   if (!config.model.vocab_size) {
     if (!tokenizer)

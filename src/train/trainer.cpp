@@ -23,16 +23,14 @@
 #include "metrics/throughput.h"
 #include "model/init.h"
 #include "model/lm.h"
-#include "optim/adamw.h"
-#include "optim/clip.h"
 #include "optim/decay_groups.h"
 #include "optim/parameter_arena.h"
-#include "optim/schedule.h"
 #include "tensor/device.h"
 #include "tensor/torch.h"
 #include "train/agreement.h"
 #include "train/data_parallel.h"
 #include "train/environment.h"
+#include "train/passes.h"
 #include "train/run_directory.h"
 #include "train/setup.h"
 #include "train/signals.h"
@@ -40,6 +38,7 @@
 #include "train/state.h"
 #include "train/step.h"
 #include "train/step_sums.h"
+#include "train/update.h"
 
 namespace osdn::train {
 namespace {
@@ -49,7 +48,7 @@ using Clock = std::chrono::steady_clock;
 class Trainer {
  public:
   Trainer(config::Config config, const dist::LaunchEnvironment& launched,
-          const std::vector<std::string>& command_line);
+          const std::vector<std::string>& command_line, const Connect& connect);
   ExitCode run();
 
  private:
@@ -65,9 +64,6 @@ class Trainer {
 
   metrics::StepRecord step();
   bool minutes_up() const;
-  void update_weights(metrics::StepRecord& record);
-  void count_skipped(const metrics::StepRecord& record);
-  std::string culprit();
   void fill_residuals(metrics::StepRecord& record, const StepSums& sums) const;
   std::optional<metrics::Validation> validate();
   std::optional<ExitCode> stop_requested() const;
@@ -94,7 +90,8 @@ class Trainer {
   std::optional<metrics::JsonlWriter> metrics_;            // on rank 0
   std::optional<metrics::TensorboardWriter> tensorboard_;  // on rank 0
   std::optional<checkpoint::Writer> checkpoints_;          // on the ranks that have something to write
-  StepPlan plan_;
+  std::optional<Passes> passes_;
+  int64_t global_targets_ = 0;  // target tokens of a step, of all ranks
   double flops_per_token_ = 0;
   Decisions agreed_;             // by all ranks, in the step that was done last
   int64_t saved_at_start_ = -1;  // step of the checkpoint resumed from
@@ -103,11 +100,10 @@ class Trainer {
 };
 
 Trainer::Trainer(config::Config config, const dist::LaunchEnvironment& launched,
-                 const std::vector<std::string>& command_line)
+                 const std::vector<std::string>& command_line, const Connect& connect)
     : config_(with_absolute_paths(std::move(config))),
       device_(choose_device(config_.run.device, launched)),
-      communicator_(dist::make_communicator(launched, device_,
-                                            std::chrono::seconds(config_.distributed.timeout_seconds))) {
+      communicator_(connect(launched, device_, std::chrono::seconds(config_.distributed.timeout_seconds))) {
   make_deterministic();
   if (device_.is_cpu()) share_cores(launched.local_world_size);
   // How data is prepared is no part of a training, and its paths tell where a process was started.
@@ -154,9 +150,8 @@ void Trainer::settle() {
     freeze_automatic_values(config_, device_, communicator_->world_size(), tokenizer_);
     return {{"config", config::dump(config_)}, {"state", state_.to_json()}, {"resumed_from", resumed_from_}};
   });
-  if (communicator_->world_size() == 1) {
-    communicator_ = dist::make_single_communicator(device_);
-  } else if (!is_first()) {
+  if (communicator_->device() != device_) communicator_ = dist::make_single_communicator(device_);
+  if (!is_first()) {
     directory_.emplace(config_.run, RunDirectory::Role::kGuest);
     log::redirect_to_file(directory_->path() + "/" + dist::log_name(static_cast<int>(communicator_->rank())));
     config_ = config::load_text(settled["config"].get<std::string>(), "rank 0", {});
@@ -228,10 +223,14 @@ void Trainer::open_data() {
   about_ = {{"config", config::dump(config_)},
             {"data_digest", digest},
             {"tokenizer_digest", loader_->tokenizer_digest()}};
-  plan_ = {
+  const PassOptions passes = {
       .micro_batches = options.global_batch_sequences / (options.micro_batch_sequences * options.world_size),
       .global_targets = options.global_batch_sequences * options.sequence_length,
-      .recompute = config_.train.recompute};
+      .residuals = config_.metrics.residual_every_steps > 0,
+      .recompute = config_.train.recompute,
+      .cuda_graph = config_.train.cuda_graph};
+  global_targets_ = passes.global_targets;
+  passes_.emplace(*model_, *parallel_, passes);
 }
 
 void Trainer::open_outputs(const std::vector<std::string>& command_line) {
@@ -274,7 +273,7 @@ void Trainer::describe_run(const std::vector<std::string>& command_line) {
   const int64_t ranks = communicator_->world_size();
   log::info(
       "{}: {} parameters ({} with weight decay), {} steps of {} tokens, micro-batch {} x {}, {} on {}{}",
-      config_.run.name, arena_->num_parameters(), decayed, config_.train.steps, plan_.global_targets,
+      config_.run.name, arena_->num_parameters(), decayed, config_.train.steps, global_targets_,
       *config_.train.micro_batch_sequences, config_.data.sequence_length,
       config_.train.precision == config::Precision::kBfloat16 ? "bfloat16" : "float32", device_.str(),
       ranks == 1 ? "" : fmt::format(", {} ranks, ZeRO-{}", ranks, config_.distributed.zero));
@@ -282,58 +281,6 @@ void Trainer::describe_run(const std::vector<std::string>& command_line) {
   const optim::DecayGroups groups = optim::decay_groups(*arena_, config_.optimizer.decay_all);
   log::info("weight decay {} on: {}", config_.optimizer.weight_decay, groups.decayed);
   log::info("no weight decay on: {}; not trained: {}", groups.not_decayed, groups.not_trained);
-}
-
-/// Name of the first parameter, in arena order, whose gradient is not finite on any rank; empty when all are.
-std::string Trainer::culprit() {
-  at::Tensor first = at::full({1}, -optim::first_nonfinite(*arena_), at::TensorOptions().dtype(at::kLong))
-                         .to(device_);  // [1]
-  communicator_->all_reduce_max(first, "the first parameter with a gradient that is not finite");
-  const auto position = static_cast<size_t>(-first.item<int64_t>());
-  return position < arena_->slots().size() ? arena_->slots()[position].spec.name : "";
-}
-
-void Trainer::count_skipped(const metrics::StepRecord& record) {
-  const std::string parameter = culprit();
-  // A finite gradient is skipped when its squares overflow fp32.
-  const std::string where = !parameter.empty()           ? "the gradient of " + parameter
-                            : std::isfinite(record.loss) ? "the square of the gradient"
-                                                         : "the loss";
-  const std::string last_good = saved_step_ < 0
-                                    ? std::string("there is no checkpoint yet")
-                                    : fmt::format("the last good checkpoint is step {}", saved_step_);
-  if (!config_.optimizer.skip_nonfinite)
-    throw UserError(
-        "step {}: {} is not finite (loss {}, gradient norm {}) and optimizer.skip_nonfinite is false; {}",
-        record.step, where, record.loss, record.grad_norm, last_good);
-  ++state_.skipped_total;
-  ++state_.skipped_in_row;
-  log::warning("step {}: {} is not finite (loss {}, gradient norm {}): the update is skipped ({} in a row)",
-               record.step, where, record.loss, record.grad_norm, state_.skipped_in_row);
-  if (state_.skipped_in_row >= config_.optimizer.max_skipped_in_row)
-    throw UserError(
-        "step {}: {} steps in a row were skipped for non-finite values (optimizer.max_skipped_in_row); {}; "
-        "lower "
-        "optimizer.learning_rate or optimizer.clip_norm",
-        record.step, state_.skipped_in_row, last_good);
-}
-
-void Trainer::update_weights(metrics::StepRecord& record) {
-  record.learning_rate = optim::learning_rate(config_.optimizer, config_.train.steps, record.step);
-  const double factor = optim::clip_factor(record.grad_norm, config_.optimizer.clip_norm);
-  record.clipped = factor < 1.0;
-  record.skipped = !optim::is_usable_norm(record.grad_norm * factor) || !std::isfinite(record.loss);
-  if (record.skipped) {
-    count_skipped(record);
-    return;
-  }
-  state_.skipped_in_row = 0;
-  ++state_.updates;
-  parallel_->update({.beta1 = config_.optimizer.betas[0],
-                     .beta2 = config_.optimizer.betas[1],
-                     .eps = config_.optimizer.eps,
-                     .weight_decay = config_.optimizer.weight_decay},
-                    record.learning_rate, state_.updates, factor);
 }
 
 void Trainer::fill_residuals(metrics::StepRecord& record, const StepSums& sums) const {
@@ -357,25 +304,29 @@ metrics::StepRecord Trainer::step() {
 
   arena_->zero_gradients();
   communicator_->set_step(record.step);
-  const StepOutcome outcome = run_step(*model_, *loader_, plan_, *parallel_, residuals);
-  parallel_->finish_gradients();
+  const StepOutcome outcome = run_step(*passes_, *loader_, residuals);
   const StepSums sums = add_up(outcome, {.stop = signals_.requested(), .minutes_up = minutes_up()}, *arena_,
                                *parallel_, *communicator_);
-  record.loss = sums.loss / static_cast<double>(plan_.global_targets);
+  record.loss = sums.loss / static_cast<double>(global_targets_);
   record.grad_norm = std::sqrt(sums.squares);
   if (residuals) fill_residuals(record, sums);
   state_.step = record.step;
   agreed_ = sums.decisions;
-  update_weights(record);
+  update_or_skip(record, state_, saved_step_,
+                 {.options = config_.optimizer,
+                  .steps = config_.train.steps,
+                  .arena = *arena_,
+                  .parallel = *parallel_,
+                  .communicator = *communicator_});
 
-  state_.samples_consumed += plan_.global_targets / config_.data.sequence_length;
-  state_.tokens += plan_.global_targets;
+  state_.samples_consumed += global_targets_ / config_.data.sequence_length;
+  state_.tokens += global_targets_;
   record.tokens = state_.tokens;
   record.epoch = outcome.epoch;
   record.skipped_total = state_.skipped_total;
   record.step_milliseconds = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   record.data_wait_milliseconds = outcome.data_wait_milliseconds;
-  record.tokens_per_second = static_cast<double>(plan_.global_targets) / (record.step_milliseconds / 1000);
+  record.tokens_per_second = static_cast<double>(global_targets_) / (record.step_milliseconds / 1000);
   record.tokens_per_second_per_gpu =
       record.tokens_per_second / static_cast<double>(communicator_->world_size());
   if (device_.is_cuda())
@@ -483,16 +434,18 @@ ExitCode Trainer::run_steps() {
 }  // namespace
 
 ExitCode train(const config::Config& config, const dist::LaunchEnvironment& launched,
-               const std::vector<std::string>& command_line) {
+               const std::vector<std::string>& command_line, const Connect& connect) {
   if (config.run.name.empty()) throw UserError("run.name: expected a name for the run, got none");
   if (config.data.train.empty())
     throw UserError("data.train: expected at least one glob of shards, got none; run `osdn prepare`");
   try {
-    Trainer trainer(config, launched, command_line);
+    Trainer trainer(config, launched, command_line, connect);
     return trainer.run();
   } catch (const c10::OutOfMemoryError& failure) {
     throw EnvironmentError(
-        "out of GPU memory: lower train.micro_batch_sequences or set train.recompute: block ({})",
+        "out of GPU memory: lower train.micro_batch_sequences, set train.recompute: block, or "
+        "train.cuda_graph: "
+        "false, for a graph holds memory of its own ({})",
         failure.what_without_backtrace());
   }
 }

@@ -105,7 +105,7 @@ TEST_CASE(
     at::Tensor gradients = at::zeros({2 * kPart}, on_gpu);
     at::Tensor weights = at::zeros({2 * kPart}, on_gpu);
     DeviceGraph graph;
-    graph.capture([&] {
+    const auto work = [&] {
       const auto sums = group->start({.kind = CollectiveKind::kReduceScatter,
                                       .range = gradients,
                                       .root = 0,
@@ -113,13 +113,16 @@ TEST_CASE(
       sums->wait();
       weights.narrow(0, rank * kPart, kPart).copy_(gradients.narrow(0, rank * kPart, kPart));
       group->all_gather(weights, "weights of bucket 0");
-    });
+    };
+    work();
+    const int64_t recording = group->begin_recording();
+    graph.record(work);
     for (int64_t step = 1; step <= 3; ++step) {
       group->set_step(step);
       gradients.fill_(static_cast<double>(step * (rank + 1)));
       weights.fill_(-1.0);
       graph.replay();
-      group->watch_replay();
+      group->watch_replay(recording);
       if (!weights.eq(3.0 * static_cast<double>(step)).all().item<bool>())
         return "wrong sums in replay " + std::to_string(step);
       group->check();
@@ -128,7 +131,7 @@ TEST_CASE(
     if (rank == 1) ::raise(SIGSTOP);
     group->set_step(4);
     graph.replay();
-    group->watch_replay();
+    group->watch_replay(recording);
     const double sum = group->to_host(weights.sum()).item<double>();
     return "not noticed: " + std::to_string(sum);
   });

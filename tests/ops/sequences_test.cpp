@@ -51,6 +51,32 @@ TEST_CASE("every token has exactly one slot at any chunk length", "[sequences]")
   }
 }
 
+TEST_CASE("padded sequences have the same sizes whatever the documents, and take over each other's tensors",
+          "[sequences]") {
+  const SequencesPtr a = Sequences::padded({0, 70, 71, 150}, 4, at::kCPU);
+  const SequencesPtr b = Sequences::padded({0, 2, 130, 150}, 4, at::kCPU);
+  CHECK(a->num_sequences() == 4);
+  CHECK(values(a->offsets()) == std::vector<int64_t>({0, 70, 71, 150, 150}));
+  const ChunkList& list = a->chunk_list(64);
+  CHECK(list.num_chunks == 6);
+  CHECK(values(list.offsets) == std::vector<int64_t>({0, 2, 3, 5, 5}));
+  // The sixth does not exist: it lies behind the end of the last sequence.
+  CHECK(values(list.sequences) == std::vector<int64_t>({0, 0, 1, 2, 2, 3}));
+  const void* where = list.sequences.data_ptr();
+  a->copy_tensors(*b);
+  CHECK(values(a->offsets()) == std::vector<int64_t>({0, 2, 130, 150, 150}));
+  CHECK(values(a->order()) == values(b->order()));
+  CHECK(values(a->inverse_order()) == values(b->inverse_order()));
+  CHECK(values(list.offsets) == std::vector<int64_t>({0, 1, 3, 4, 4}));
+  CHECK(values(list.sequences) == std::vector<int64_t>({0, 1, 1, 2, 3, 3}));
+  CHECK(list.sequences.data_ptr() == where);
+  CHECK(Sequences::padded({0, 5}, 1, at::kCPU)->num_sequences() == 1);
+  CHECK_THROWS_AS(Sequences::padded({0, 5, 9}, 1, at::kCPU), InternalError);
+  CHECK(!a->lengths_read());
+  a->host_offsets();
+  CHECK(a->lengths_read());
+}
+
 TEST_CASE("no sequences and empty sequences have empty tables", "[sequences]") {
   CHECK(Sequences::make({0}, at::kCPU)->chunks(16).gather.numel() == 0);
   const SequencesPtr empty = Sequences::equal(3, 0, at::kCPU);

@@ -76,7 +76,8 @@ TEST_CASE("ranks own every element once, but what is common, and buckets are cut
       for (int64_t rank = 0; rank < world; ++rank) {
         const ParameterArena arena(
             small_model(),
-            {.compute = compute, .sharding = {.world_size = world, .rank = rank, .bucket_elements = 100}});
+            {.compute = compute,
+             .sharding = {.shared = world > 1, .world_size = world, .rank = rank, .bucket_elements = 100}});
         owners.resize(static_cast<size_t>(arena.size()));
         const bool shared_out = world > 1 && compute == at::kBFloat16;
         CHECK(arena.masters_shared_out() == shared_out);
@@ -111,7 +112,8 @@ TEST_CASE("ranks own every element once, but what is common, and buckets are cut
 TEST_CASE("the last of the buckets may be smaller than the others", "[parameter_arena]") {
   const ParameterArena arena(
       {{.name = "matrix", .shape = {10, 100}}},
-      {.sharding = {.world_size = 2, .rank = 1, .bucket_elements = 300, .last_elements = 100}});
+      {.sharding = {
+           .shared = true, .world_size = 2, .rank = 1, .bucket_elements = 300, .last_elements = 100}});
   std::vector<int64_t> sizes;
   for (const ParameterArena::Range& bucket : arena.buckets()) sizes.push_back(bucket.size());
   // Of 1024: whole ones of 384 while more than one is left, then ones of 128.
@@ -126,9 +128,10 @@ TEST_CASE("a parameter's value reaches its masters on whatever ranks own them, a
     std::map<std::string, at::Tensor> values;
     at::Tensor gathered;  // [P] from the ranks' masters
     for (int64_t rank = 0; rank < world; ++rank) {
-      ParameterArena arena(small_model(),
-                           {.compute = at::kBFloat16,
-                            .sharding = {.world_size = world, .rank = rank, .bucket_elements = 100}});
+      ParameterArena arena(
+          small_model(),
+          {.compute = at::kBFloat16,
+           .sharding = {.shared = world > 1, .world_size = world, .rank = rank, .bucket_elements = 100}});
       if (rank == 0) gathered = at::full({arena.size()}, std::nan(""));
       for (const auto& slot : arena.slots()) {
         at::Tensor& value = values[slot.spec.name];

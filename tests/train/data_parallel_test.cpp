@@ -247,6 +247,58 @@ TEST_CASE("when a layer's backward is told to be over, its gradients and those b
   }
 }
 
+TEST_CASE("weights gathered when the passes begin are those gathered after the update",
+          "[data_parallel][dist]") {
+  const std::vector<int> ports = {test::free_port(), test::free_port()};
+  test::Ranks ranks(2, [&](int rank) -> std::string {
+    at::set_num_threads(1);
+    std::vector<at::Tensor> weights;
+    for (const bool in_passes : {false, true}) {
+      const auto communicator = dist::make_communicator(
+          test::rank_on_loopback(rank, 2, ports[in_passes ? 1 : 0]), at::kCPU, std::chrono::seconds(60));
+      config::Model config;
+      config.hidden_size = 32;
+      config.num_layers = 2;
+      config.num_heads = 2;
+      config.head_dim = 16;
+      config.intermediate_size = 48;
+      const auto specs = model::parameter_specs(config, kVocab);
+      optim::ParameterArena arena(
+          specs, {.compute = at::kBFloat16,
+                  .sharding = arena_sharding(*communicator, 1, model::count_parameters(specs))});
+      for (const optim::ParameterArena::Slot& slot : arena.slots()) {
+        at::Tensor values = at::empty(slot.spec.shape, at::kFloat);
+        model::initialize(slot.spec, 1, values);
+        arena.set(slot, values);
+      }
+      arena.refresh_compute_copy();
+      DataParallel parallel(arena, *communicator, config.num_layers);
+      if (in_passes) parallel.gather_in_passes();
+      const model::LanguageModel lm(config, kVocab, arena.source());
+      // Of a fresh arena each rank has copied the masters of its own parts alone.
+      for (const optim::ParameterArena::Range& bucket : arena.buckets())
+        communicator->all_gather(arena.compute_copy().narrow(0, bucket.begin, bucket.size()),
+                                 "first weights");
+      const at::Tensor tokens = at::arange(64, at::kLong) * (rank + 3) % kVocab;  // [64]
+      for (int64_t update = 1; update <= 4; ++update) {
+        arena.zero_gradients();
+        parallel.begin_passes();
+        model::ForwardCall call{.sequences = ops::Sequences::make({0, 40, 64}, at::kCPU),
+                                .hooks = parallel.hooks(true)};
+        torch::autograd::backward({lm.loss(tokens, tokens.roll(1), call) / 128.0}, {});
+        parallel.finish_gradients();
+        parallel.update({}, 1e-2, update, 1.0);
+        if (update == 2) parallel.wait_for_weights();  // as validation does
+      }
+      parallel.wait_for_weights();
+      weights.push_back(arena.compute_copy().clone());
+    }
+    if (!weights[0].isfinite().all().item<bool>()) return "not finite";
+    return weights[0].equal(weights[1]) ? "equal" : "different";
+  });
+  for (const test::RankResult& result : ranks.wait_all()) CHECK(result.text == "equal");
+}
+
 TEST_CASE("sets of fewer windows than ranks are validated once, on whatever ranks", "[data_parallel][dist]") {
   namespace t = data_parallel_test;
   const TrainFolder folder;

@@ -63,52 +63,59 @@ class TcpBoard : public Board {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
-/// The collectives of a captured graph, in their order, and how many of them the present replay has seen end:
-/// the device writes it to memory of the host, which the watching thread may read while the device hangs.
+std::string short_name(const Collective& collective) {
+  return fmt::format("{} of {}", collective_name(collective.kind), collective.what);
+}
+
+/// The collectives of a captured graph, in their order, and how many of them have ended in all replays so
+/// far: the device counts, and writes it to memory of the host, which the watching thread may read while the
+/// device hangs.
 class Captured {
  public:
   /// Outside of any capture.
-  void prepare(at::Device device) {
-    constexpr int64_t kMost = 4096;
-    counts_ = at::arange(1, kMost + 1, at::TensorOptions().dtype(at::kInt).device(device));
-    done_ = at::zeros({1}, at::TensorOptions().dtype(at::kInt).pinned_memory(true));
-  }
-  size_t add(std::string name) {
+  explicit Captured(at::Device device)
+      : count_(at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device))),
+        seen_(at::zeros({1}, at::TensorOptions().dtype(at::kInt).pinned_memory(true))) {}
+
+  /// Recorded on the current stream, which has waited for it: one more is done.
+  void record_done(std::string name) {
     names_.push_back(std::move(name));
-    return names_.size() - 1;
-  }
-  /// Recorded on the current stream: the collective with this number is done.
-  void record_done(size_t number) {
-    done_.copy_(counts_.narrow(0, static_cast<int64_t>(number), 1), /*non_blocking=*/true);
+    count_.add_(1);
+    seen_.copy_(count_, /*non_blocking=*/true);
   }
   bool empty() const { return names_.empty(); }
-  /// The first that is not done.
-  std::string present() const {
-    const auto done =
-        static_cast<size_t>(*static_cast<const volatile int32_t*>(done_.const_data_ptr<int32_t>()));
-    return names_[done % names_.size()];  // all of them: those of the replay before
+  /// The number of a replay that is queued now.
+  uint32_t next_replay() { return replays_++; }
+  /// The first collective of a replay that is not done.
+  std::string present(uint32_t replay) const {
+    const auto seen =
+        static_cast<uint32_t>(*static_cast<const volatile int32_t*>(seen_.const_data_ptr<int32_t>()));
+    const uint32_t done =
+        seen - replay * static_cast<uint32_t>(names_.size());  // modulo 2^32, as the device counts
+    return done < names_.size() ? names_[done] : "what follows " + names_.back();
   }
 
  private:
   std::vector<std::string> names_;
-  at::Tensor counts_;  // [kMost] int32 on the device: 1, 2, ...
-  at::Tensor done_;    // [1] int32, pinned
+  at::Tensor count_;  // [1] int32
+  at::Tensor seen_;   // [1] int32, pinned
+  uint32_t replays_ = 0;
 };
 
 /// A collective in a graph.
 class RecordedWork : public PendingCollective {
  public:
-  RecordedWork(WorkPtr work, Captured& captured, size_t number)
-      : work_(std::move(work)), captured_(captured), number_(number) {}
+  RecordedWork(WorkPtr work, Captured& captured, std::string name)
+      : work_(std::move(work)), captured_(captured), name_(std::move(name)) {}
   void wait() override {
     work_->wait();
-    captured_.record_done(number_);
+    captured_.record_done(name_);
   }
 
  private:
   WorkPtr work_;
   Captured& captured_;
-  size_t number_;
+  std::string name_;
 };
 
 class StartedWork : public PendingCollective {
@@ -152,7 +159,6 @@ class C10dCommunicator : public Communicator {
           .timeout = timeout, .end_waiting = [this] { backend_->abort(); }, .outlives_owner = true});
     token_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device));
     if (!device.is_cuda()) return;
-    captured_.prepare(device);
     try {
       try_links(timeout);
     } catch (...) {
@@ -187,15 +193,22 @@ class C10dCommunicator : public Communicator {
   int64_t world_size() const override { return launched_.world_size; }
   at::Device device() const override { return device_; }
 
-  void watch_replay() override {
-    if (captured_.empty()) return;
-    watchdog_->watch({.what = place(),
-                      .finished =
-                          [mark = std::make_shared<DeviceMark>(), gpu = device_.index()] {
-                            use_gpu(gpu);
-                            return mark->reached();
-                          },
-                      .where = [this] { return captured_.present(); }});
+  int64_t begin_recording() override {
+    if (device_.is_cuda()) captured_.push_back(std::make_unique<Captured>(device_));
+    return static_cast<int64_t>(captured_.size()) - 1;
+  }
+
+  void watch_replay(int64_t recording) override {
+    Captured& captured = *captured_.at(static_cast<size_t>(recording));
+    if (captured.empty()) return;
+    watchdog_->watch(
+        {.what = place(),
+         .finished =
+             [mark = std::make_shared<DeviceMark>(), gpu = device_.index()] {
+               use_gpu(gpu);
+               return mark->reached();
+             },
+         .where = [&captured, replay = captured.next_replay()] { return captured.present(replay); }});
   }
 
   void check() override {
@@ -220,8 +233,8 @@ class C10dCommunicator : public Communicator {
     }
     if (watchdog_ && is_capturing()) {
       OSDN_ASSERT(!barrier, "{}: the host cannot wait while a graph is captured", what);
-      std::string name = fmt::format("{} of {}", collective_name(collective.kind), collective.what);
-      return std::make_unique<RecordedWork>(std::move(work), captured_, captured_.add(std::move(name)));
+      OSDN_ASSERT(!captured_.empty(), "{}: recorded before begin_recording", what);
+      return std::make_unique<RecordedWork>(std::move(work), *captured_.back(), short_name(collective));
     }
     if (watchdog_)
       watchdog_->watch({.what = what, .finished = [work, gpu = device_.index()] {
@@ -319,9 +332,9 @@ class C10dCommunicator : public Communicator {
   at::Device device_;
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> backend_;
-  Captured captured_;
-  std::optional<Watchdog> watchdog_;  // of NCCL; Gloo's waits end by themselves
-  at::Tensor token_;                  // [1] what a barrier sums
+  std::vector<std::unique_ptr<Captured>> captured_;  // by recording
+  std::optional<Watchdog> watchdog_;                 // of NCCL; Gloo's waits end by themselves
+  at::Tensor token_;                                 // [1] what a barrier sums
 };
 
 }  // namespace c10d_communicator_detail

@@ -57,6 +57,10 @@ Forward forward_kernel(const Problem& problem, bool keep, bool collect_statistic
 Gradients backward_kernel(const Problem& problem, const std::vector<at::Tensor>& kept,
                           const at::Tensor& d_write_key, const at::Tensor& d_final);
 
+/// (eq. 12) by a CUDA kernel: fp32 [S, HV, K] of the backward pass and [HV, K] on a GPU; [HV, K].
+at::Tensor initial_gradient_kernel(const at::Tensor& per_sequence, const at::Tensor& initial_scale,
+                                   const PrecondScanOptions& options);
+
 /// Throws UserError for arguments that do not fit each other.
 void check(const PrecondScanArgs& args);
 

@@ -85,25 +85,13 @@ struct PrecondScanBackwardArgs {
   const PrecondScanToken* tokens = nullptr;  // [N, HV] as forward wrote it
   const float* block_d = nullptr;            // as forward wrote it
   PrecondScanRows d_write_key;               // [N, HV, K]; data null: zeros
-  const float* d_final = nullptr;            // [S, HV, K]; null: zeros
-  bool detach = false;                       // no gradient through d: only d_k is written
-  void* d_k = nullptr;                       // [N, HV, K] written: of k as given, by value head
-  float* d_beta = nullptr;                   // [N, HV] written
-  float* d_retention = nullptr;              // as retention, written when there is one
-  float* d_initial = nullptr;                // [S, HV, K] written: of every sequence's first d
-};
-
-/// The gradient of the d that all sequences begin with (eq. 12). Sequences without tokens, whose gradients
-/// are 0, change no bit of it, however many stand at the end.
-struct PrecondScanInitialArgs {
-  const float* d_initial = nullptr;  // [S, HV, K] as backward wrote it
-  const float* initial = nullptr;    // [HV, K]
-  float* sum = nullptr;              // [HV, K] written
-  int64_t num_sequences = 0;
-  int64_t num_channels = 0;  // HV K
-  bool clamp = true;         // 0 where the initial d lies outside the box
-  float box_min = 0;
-  float box_max = 0;
+  PrecondScanRows d_read_key;      // [N, H, K] added to d_k by the first value head; data null: none
+  const float* d_final = nullptr;  // [S, HV, K]; null: zeros
+  bool detach = false;             // no gradient through d: only d_k is written
+  void* d_k = nullptr;             // [N, HV, K] written: of k as given, by value head
+  float* d_beta = nullptr;         // [N, HV] written
+  float* d_retention = nullptr;    // as retention, written when there is one
+  float* d_initial = nullptr;      // [S, HV, K] written: of every sequence's first d
 };
 
 /// Queue the pass on `stream`. No allocation, no synchronisation, the same bits every time. Throw
@@ -111,6 +99,5 @@ struct PrecondScanInitialArgs {
 /// without CUDA.
 void launch(const PrecondScanForwardArgs& args, CUstream_st* stream);
 void launch(const PrecondScanBackwardArgs& args, CUstream_st* stream);
-void launch(const PrecondScanInitialArgs& args, CUstream_st* stream);
 
 }  // namespace osdn::kernels

@@ -98,7 +98,8 @@ Forward forward_kernel(const Problem& problem, bool keep, bool collect_statistic
 }
 
 Gradients backward_kernel(const Problem& problem, const std::vector<at::Tensor>& kept,
-                          const at::Tensor& d_write_key, const at::Tensor& d_final) {
+                          const at::Tensor& d_write_key, const at::Tensor& d_final,
+                          const at::Tensor& d_read_key) {
   namespace detail = precond_scan_kernel_detail;
   const at::Tensor k = readable_rows(problem.k);
   const int64_t N = k.size(0);
@@ -107,7 +108,8 @@ Gradients backward_kernel(const Problem& problem, const std::vector<at::Tensor>&
   const int64_t K = k.size(2);
   const bool detach = problem.options.detach;
   const at::Tensor upstream = d_write_key.defined() ? readable_rows(d_write_key) : at::Tensor();
-  const at::Tensor last = d_final.defined() ? d_final.contiguous() : at::Tensor();  // [S, HV, K]
+  const at::Tensor read = d_read_key.defined() ? readable_rows(d_read_key) : at::Tensor();  // [N, H, K]
+  const at::Tensor last = d_final.defined() ? d_final.contiguous() : at::Tensor();          // [S, HV, K]
   const at::Tensor d_k = at::empty({N, HV, K}, k.options());
   Gradients grads;
   if (!detach) {
@@ -119,6 +121,7 @@ Gradients backward_kernel(const Problem& problem, const std::vector<at::Tensor>&
                                           .tokens = detail::pointer<const kernels::PrecondScanToken>(kept[0]),
                                           .block_d = detail::pointer<const float>(kept[1]),
                                           .d_write_key = detail::rows(upstream),
+                                          .d_read_key = detail::rows(read),
                                           .d_final = detail::pointer<const float>(last),
                                           .detach = detach,
                                           .d_k = d_k.data_ptr(),
@@ -128,24 +131,6 @@ Gradients backward_kernel(const Problem& problem, const std::vector<at::Tensor>&
          current_stream());
   grads.k = HV == H ? d_k : d_k.view({N, H, HV / H, K}).sum(2, false, at::kFloat).to(k.scalar_type());
   return grads;
-}
-
-at::Tensor initial_gradient_kernel(const at::Tensor& per_sequence, const at::Tensor& initial_scale,
-                                   const PrecondScanOptions& options) {
-  namespace detail = precond_scan_kernel_detail;
-  const at::Tensor rows = per_sequence.contiguous();      // [S, HV, K]
-  const at::Tensor initial = initial_scale.contiguous();  // [HV, K]
-  at::Tensor sum = at::empty_like(initial);
-  launch(kernels::PrecondScanInitialArgs{.d_initial = detail::pointer<const float>(rows),
-                                         .initial = detail::pointer<const float>(initial),
-                                         .sum = detail::pointer<float>(sum),
-                                         .num_sequences = rows.size(0),
-                                         .num_channels = initial.numel(),
-                                         .clamp = options.clamp_initial,
-                                         .box_min = static_cast<float>(options.box_min),
-                                         .box_max = static_cast<float>(options.box_max)},
-         current_stream());
-  return sum;
 }
 
 }  // namespace osdn::ops::precond_scan_detail

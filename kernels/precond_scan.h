@@ -94,10 +94,24 @@ struct PrecondScanBackwardArgs {
   float* d_initial = nullptr;      // [S, HV, K] written: of every sequence's first d
 };
 
+/// The gradient of the d that all sequences begin with (eq. 12). Sequences without tokens, whose gradients
+/// are 0, change no bit of it, however many stand at the end.
+struct PrecondScanInitialArgs {
+  const float* d_initial = nullptr;  // [S, HV, K] as backward wrote it
+  const float* initial = nullptr;    // [HV, K]
+  float* sum = nullptr;              // [HV, K] written
+  int64_t num_sequences = 0;
+  int64_t num_channels = 0;  // HV K
+  bool clamp = true;         // 0 where the initial d lies outside the box
+  float box_min = 0;
+  float box_max = 0;
+};
+
 /// Queue the pass on `stream`. No allocation, no synchronisation, the same bits every time. Throw
 /// InternalError for a key size out of range, CudaError when the launch fails, EnvironmentError in a build
 /// without CUDA.
 void launch(const PrecondScanForwardArgs& args, CUstream_st* stream);
 void launch(const PrecondScanBackwardArgs& args, CUstream_st* stream);
+void launch(const PrecondScanInitialArgs& args, CUstream_st* stream);
 
 }  // namespace osdn::kernels

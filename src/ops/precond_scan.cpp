@@ -154,6 +154,9 @@ class PrecondScanFunction : public torch::autograd::Function<PrecondScanFunction
   // Sum over the sequences, in their order; zero where the clamp to the box was active. [S, HV, K] -> [HV, K]
   static at::Tensor initial_scale_gradient(const at::Tensor& per_sequence, const at::Tensor& initial_scale,
                                            const PrecondScanOptions& options) {
+    const auto narrow = [](const at::Tensor& x) { return x.is_cuda() && x.scalar_type() == at::kFloat; };
+    if (narrow(per_sequence) && narrow(initial_scale))
+      return initial_gradient_kernel(per_sequence, initial_scale, options);
     at::Tensor sum = sum_rows(per_sequence.flatten(1)).view_as(initial_scale);
     if (!options.clamp_initial) return sum;
     const at::Tensor d0 = initial_scale.to(sum.scalar_type());

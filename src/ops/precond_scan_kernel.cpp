@@ -133,4 +133,22 @@ Gradients backward_kernel(const Problem& problem, const std::vector<at::Tensor>&
   return grads;
 }
 
+at::Tensor initial_gradient_kernel(const at::Tensor& per_sequence, const at::Tensor& initial_scale,
+                                   const PrecondScanOptions& options) {
+  namespace detail = precond_scan_kernel_detail;
+  const at::Tensor rows = per_sequence.contiguous();      // [S, HV, K]
+  const at::Tensor initial = initial_scale.contiguous();  // [HV, K]
+  at::Tensor sum = at::empty_like(initial);
+  launch(kernels::PrecondScanInitialArgs{.d_initial = detail::pointer<const float>(rows),
+                                         .initial = detail::pointer<const float>(initial),
+                                         .sum = detail::pointer<float>(sum),
+                                         .num_sequences = rows.size(0),
+                                         .num_channels = initial.numel(),
+                                         .clamp = options.clamp_initial,
+                                         .box_min = static_cast<float>(options.box_min),
+                                         .box_max = static_cast<float>(options.box_max)},
+         current_stream());
+  return sum;
+}
+
 }  // namespace osdn::ops::precond_scan_detail

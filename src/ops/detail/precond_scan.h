@@ -59,6 +59,10 @@ Gradients backward_kernel(const Problem& problem, const std::vector<at::Tensor>&
                           const at::Tensor& d_write_key, const at::Tensor& d_final,
                           const at::Tensor& d_read_key);
 
+/// (eq. 12) by a CUDA kernel: fp32 [S, HV, K] of the backward pass and [HV, K] on a GPU; [HV, K].
+at::Tensor initial_gradient_kernel(const at::Tensor& per_sequence, const at::Tensor& initial_scale,
+                                   const PrecondScanOptions& options);
+
 /// Throws UserError for arguments that do not fit each other.
 void check(const PrecondScanArgs& args);
 

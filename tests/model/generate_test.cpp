@@ -1,5 +1,6 @@
 #include "model/generate.h"
 
+#include <cmath>
 #include <utility>
 
 #include "base/error.h"
@@ -325,6 +326,13 @@ TEST_CASE("prompts that cannot be decoded are refused", "[generate]") {
   CHECK_THROWS_AS(run(small.model(), {{test::kSmallVocab}}, {}), UserError);
   CHECK_THROWS_AS(run(small.model(), {{-1}}, {}), UserError);
   CHECK_THROWS_AS(run(small.model(), {{1}}, {.sampling = {.top_p = -1}}), UserError);
+}
+
+TEST_CASE("logits that are no numbers end a batch with an error, whichever thread draws from them",
+          "[generate]") {
+  SmallModel small = small_model(true, false);
+  small.arena().master("model.norm.weight").fill_(std::nan(""));
+  CHECK_THROWS_AS(run(small.model(), {{1}, {2, 3}, {4}, {5}}, greedy(4)), DataError);
 }
 
 TEST_CASE("on CUDA decoding equals the CPU's full forward in float32", "[generate][cuda]") {

@@ -21,6 +21,7 @@ enum class Retention { kNone, kConstant, kOwnGate, kStateGate };
 enum class Documents { kReset, kCarry };
 enum class Schedule { kCosine, kLinear, kWarmupStableDecay, kConstant };
 enum class Precision { kAuto, kFloat32, kBfloat16 };
+enum class Exchange { kAuto, kNccl };
 enum class Recompute { kNone, kMixer, kBlock };
 enum class TokenizerType { kBpe, kUnigram };
 
@@ -169,6 +170,7 @@ struct Metrics {
 
 struct Distributed {
   int64_t zero = 1;
+  Exchange exchange = Exchange::kAuto;
   std::optional<int64_t> processes_per_node;  // auto (absent)
   int64_t timeout_seconds = 600;
   int64_t max_restarts = 3;

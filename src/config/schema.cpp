@@ -205,6 +205,10 @@ void add_rest(Table& table) {
       "zero", [](auto& c) -> auto& { return c.distributed.zero; }, between(0, 1),
       "1: each rank keeps the optimiser state of its own range; 0: every rank keeps all");
   table.field(
+      "exchange", [](auto& c) -> auto& { return c.distributed.exchange; }, any(),
+      "How gradients and weights go from GPU to GPU. auto: by their copy engines where all GPUs of the job "
+      "are in one host and reach each other, else over NCCL; nccl: over NCCL");
+  table.field(
       "processes_per_node", [](auto& c) -> auto& { return c.distributed.processes_per_node; },
       automatic(between(1, 1024)), "Processes started on a node; auto: one a visible GPU");
   table.field(

@@ -3,9 +3,11 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "dist/detail/c10d_communicator.h"
+#include "dist/detail/peer_communicator.h"
 #include "tensor/device_mark.h"
 #include "tensor/torch.h"
 
@@ -126,7 +128,9 @@ std::unique_ptr<Communicator> make_communicator(const LaunchEnvironment& launche
   OSDN_ASSERT(launched.world_size >= 1 && launched.rank >= 0 && launched.rank < launched.world_size,
               "rank {} of {}", launched.rank, launched.world_size);
   if (launched.world_size == 1) return make_single_communicator(device);
-  return detail::make_c10d_communicator(launched, device, timeout);
+  auto communicator = detail::make_c10d_communicator(launched, device, timeout);
+  return device.is_cuda() ? detail::make_peer_communicator(std::move(communicator), timeout)
+                          : std::move(communicator);
 }
 
 }  // namespace osdn::dist

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "dist/board.h"
 #include "dist/launch_environment.h"
@@ -55,7 +56,13 @@ class Communicator {
   virtual at::Device device() const = 0;
 
   /// The step that errors name from now on.
-  void set_step(int64_t step) { step_ = step; }
+  virtual void set_step(int64_t step) { step_ = step; }
+
+  /// Contiguous tensors, of the same sizes on every rank, of which ranges are to be reduced and gathered
+  /// again and again: where all GPUs are in one host and reach each other, they then exchange them by copy
+  /// engines, beside the model's kernels. Kept until the end. All ranks call it at the same place; whether
+  /// they do.
+  virtual bool share(const std::vector<at::Tensor>& /*arenas*/) { return false; }
 
   /// Checks the arguments (InternalError naming rank, step and collective) and starts. Sums: float32,
   /// float64, int64. The order of sums is fixed by the ranks, so equal jobs give equal bits.
@@ -70,6 +77,9 @@ class Communicator {
   /// After a replay of that graph was queued on the current stream: that it ends is watched like a
   /// collective, whose time-out then names the first that is not done.
   virtual void watch_replay(int64_t /*recording*/) {}
+  /// A collective that something else recorded into it is done at this point of the current stream: it is one
+  /// of those that a time-out may name.
+  virtual void record_done(const Collective& /*collective*/) {}
 
   /// Throws EnvironmentError naming rank, step and collective when one failed or ran into its time-out in the
   /// background. On CUDA that is known once the host has waited for the device: call it there.
@@ -106,9 +116,9 @@ class Communicator {
 };
 
 /// The communicator of this process, connected to all others when it returns: NCCL for a CUDA device (the
-/// current one, of this process alone), Gloo for a CPU, nothing for a world of one. No collective and no
-/// meeting waits longer than `timeout`. EnvironmentError naming address, port and how many ranks have come
-/// when they do not meet; UserError when they disagree on the world.
+/// current one, of this process alone) beside what is shared, Gloo for a CPU, nothing for a world of one. No
+/// collective and no meeting waits longer than `timeout`. EnvironmentError naming address, port and how many
+/// ranks have come when they do not meet; UserError when they disagree on the world.
 std::unique_ptr<Communicator> make_communicator(const LaunchEnvironment& launched, at::Device device,
                                                 std::chrono::seconds timeout);
 

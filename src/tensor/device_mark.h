@@ -16,6 +16,9 @@ class DeviceMark {
   DeviceMark(const DeviceMark&) = delete;
   DeviceMark& operator=(const DeviceMark&) = delete;
 
+  /// Work queued on the current stream from here on comes after it. The host does not wait.
+  void delay_current_stream() const;
+
   /// Whether the device has come to it; on any thread, also while another one captures a graph. Throws what
   /// made the device fail.
   bool reached() const;

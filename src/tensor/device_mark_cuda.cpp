@@ -19,6 +19,8 @@ bool is_capturing() {
 DeviceMark::DeviceMark() : event_(std::make_unique<Event>()) { event_->event.record(); }
 DeviceMark::~DeviceMark() = default;
 
+void DeviceMark::delay_current_stream() const { event_->event.block(at::cuda::getCurrentCUDAStream()); }
+
 bool DeviceMark::reached() const {
   // A question from another thread would otherwise break the capture.
   const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeThreadLocal);

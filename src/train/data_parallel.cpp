@@ -23,6 +23,11 @@ at::Tensor part_of(const at::Tensor& arena, const Range& range) {
   return arena.narrow(0, range.begin, range.size());
 }
 
+/// As the ops read them.
+const at::Tensor& weights_of(const optim::ParameterArena& arena) {
+  return arena.compute_copy().defined() ? arena.compute_copy() : arena.masters();
+}
+
 }  // namespace data_parallel_detail
 
 optim::ParameterArena::Sharding arena_sharding(const dist::Communicator& communicator, int64_t zero,
@@ -40,7 +45,8 @@ optim::ParameterArena::Sharding arena_sharding(const dist::Communicator& communi
           .last_elements = last};
 }
 
-DataParallel::DataParallel(optim::ParameterArena& arena, dist::Communicator& communicator, int64_t num_layers)
+DataParallel::DataParallel(optim::ParameterArena& arena, dist::Communicator& communicator, int64_t num_layers,
+                           config::Exchange exchange)
     : arena_(arena), communicator_(communicator), connected_(communicator.is_connected()) {
   if (!connected_) return;
   const auto& buckets = arena.buckets();
@@ -62,6 +68,11 @@ DataParallel::DataParallel(optim::ParameterArena& arena, dist::Communicator& com
     }
   }
   gathers_.resize(buckets.size());
+  if (exchange == config::Exchange::kAuto) {
+    std::vector<at::Tensor> arenas = {arena.gradients()};
+    if (arena.is_sharded()) arenas.push_back(data_parallel_detail::weights_of(arena));
+    communicator.share(arenas);
+  }
   first_hooks_.before_forward = [this](int64_t layer) {
     for (const int64_t bucket : weights_in_[static_cast<size_t>(layer)]) wait_for_bucket(bucket);
   };
@@ -124,7 +135,7 @@ void DataParallel::gather_all() {
 }
 
 void DataParallel::gather(int64_t bucket) {
-  const at::Tensor& weights = arena_.compute_copy().defined() ? arena_.compute_copy() : arena_.masters();
+  const at::Tensor& weights = data_parallel_detail::weights_of(arena_);
   const auto index = static_cast<size_t>(bucket);
   gathers_[index] =
       communicator_.start({.kind = dist::CollectiveKind::kAllGather,

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "config/config.h"
 #include "dist/communicator.h"
 #include "model/lm.h"
 #include "optim/adamw.h"
@@ -22,8 +23,10 @@ optim::ParameterArena::Sharding arena_sharding(const dist::Communicator& communi
 
 class DataParallel {
  public:
-  /// Arena and communicator must outlive it; the arena was made with arena_sharding.
-  DataParallel(optim::ParameterArena& arena, dist::Communicator& communicator, int64_t num_layers);
+  /// Arena and communicator must outlive it; the arena was made with arena_sharding. All ranks make it at the
+  /// same place.
+  DataParallel(optim::ParameterArena& arena, dist::Communicator& communicator, int64_t num_layers,
+               config::Exchange exchange = config::Exchange::kAuto);
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 

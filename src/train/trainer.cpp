@@ -173,7 +173,7 @@ void Trainer::allocate() {
                             .sharding = arena_sharding(*communicator_, config_.distributed.zero,
                                                        model::count_parameters(specs))});
   model_.emplace(config_.model, *config_.model.vocab_size, arena_->source());
-  parallel_.emplace(*arena_, *communicator_, model_->num_layers());
+  parallel_.emplace(*arena_, *communicator_, model_->num_layers(), config_.distributed.exchange);
   flops_per_token_ =
       model::training_flops_per_token(config_.model, *config_.model.vocab_size, config_.data.sequence_length);
 }

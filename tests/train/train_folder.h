@@ -19,10 +19,11 @@ inline constexpr int64_t kVocab = 64;
 inline void write_shard(const std::string& path, int64_t num_documents, uint64_t seed) {
   data::ShardWriter writer(path,
                            {.tokenizer_digest = "none", .vocab_size = kVocab, .source_names = {"test"}});
-  at::manual_seed(seed);
+  // Not LibTorch's own: to seed that one speaks to the driver, and what has done so must not fork.
+  const at::Generator random = at::detail::createCPUGenerator(seed);
   for (int64_t document = 0; document < num_documents; ++document) {
     std::vector<int32_t> tokens = {1};
-    const auto length = at::randint(20, 120, {1}).item<int64_t>();
+    const auto length = at::randint(20, 120, {1}, random).item<int64_t>();
     for (int64_t i = 0; i < length; ++i)
       tokens.push_back((tokens.back() * 5 + 7) % static_cast<int32_t>(kVocab));
     writer.add_document(tokens, length);

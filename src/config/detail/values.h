@@ -85,6 +85,10 @@ struct EnumNames<Recompute> {
   static constexpr std::array<std::string_view, 3> kNames = {"none", "mixer", "block"};
 };
 template <>
+struct EnumNames<Exchange> {
+  static constexpr std::array<std::string_view, 2> kNames = {"auto", "nccl"};
+};
+template <>
 struct EnumNames<TokenizerType> {
   static constexpr std::array<std::string_view, 2> kNames = {"bpe", "unigram"};
 };

@@ -1,4 +1,5 @@
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <utility>
 
@@ -48,7 +49,9 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendRequest& reques
   for (const auto& [name, value] : backend_nccl_detail::kSettings) ::setenv(name, value, 0);
   // Collectives run beside the model's kernels and are what others wait for: they go first.
   const auto options = c10d::ProcessGroupNCCL::Options::create(true);
-  options->timeout = request.timeout;
+  // The communicator's watchdog ends what hangs. c10d's own would find it at the same moment, and then waits
+  // for a dump with locks in its hand that aborting needs.
+  options->timeout = request.timeout + std::chrono::hours(24 * 365);
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(request.store, request.launched.rank,
                                                      request.launched.world_size, options);
 }

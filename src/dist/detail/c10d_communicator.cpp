@@ -211,6 +211,11 @@ class C10dCommunicator : public Communicator {
          .where = [&captured, replay = captured.next_replay()] { return captured.present(replay); }});
   }
 
+  void record_done(const Collective& collective) override {
+    OSDN_ASSERT(!captured_.empty(), "{}: recorded before begin_recording", describe(collective));
+    captured_.back()->record_done(short_name(collective));
+  }
+
   void check() override {
     if (!watchdog_) return;
     if (const auto failure = watchdog_->failure()) throw EnvironmentError("{}", *failure);

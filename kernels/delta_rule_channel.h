@@ -13,9 +13,10 @@ namespace osdn::kernels {
 
 struct DeltaRuleChannelPrepareArgs {
   DeltaRuleInputs in;                // its log_decay is null
-  const float* log_decay = nullptr;  // [N, HV, K] contiguous, aligned to 8 bytes
+  const float* log_decay = nullptr;  // [N, HV, K] contiguous, aligned to 16 bytes
   bool normalize = true;             // q and k, eps 1e-6 inside the root
-  // Written. Of `out`, q_rstd and k_rstd are [N, HV], pairs those of q as given and of w as it is written.
+  // Written. Of `out`, q_rstd and k_rstd are [N, HV], pairs those of q as given and of w as it is written,
+  // inverse is Y in two parts of bf16, whatever its type, and inverse_scale is left alone.
   DeltaRulePrepared out;
   __nv_bfloat16* q = nullptr;          // [N, HV, K] exp G o q as given
   __nv_bfloat16* k = nullptr;          // [N, HV, K] exp G o k as given

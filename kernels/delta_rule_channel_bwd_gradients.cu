@@ -47,7 +47,6 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::weigh_pairs() const {
       }
     }
   }
-  if (value_tiles() == 1) prefetch_flat<KP * VT * 2>(state_tile(args.d_states, 0));
   const float row_weights[2] = {of_query ? args.in.scale : -row_value(beta(), 0),
                                 of_query ? args.in.scale : -row_value(beta(), 1)};
 #pragma unroll
@@ -134,7 +133,6 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::read_d_state() const {
   const int group = static_cast<int>(threadIdx.x) / KP;
   float through[8] = {};
   float d_end[kBlocks][4] = {};
-  prefetch_tokens();
   for (int tile = 0; tile < value_tiles(); ++tile) {
     __syncthreads();  // dO, F and, of an earlier tile, the rest are done with
     if (value_tiles() > 1) {

@@ -1,12 +1,13 @@
 // First pass of the delta rule with a decay a key channel (docs/ops/delta_rule.md, "Decay by channel"): what
 // of a chunk does not depend on the state, one block of four warps a (chunk, value head), 16 tokens a warp.
 //
-// Rows of q and k carry the decays since the start of their 16 tokens, columns of the write key those until
-// the end of theirs: two blocks of 16 are a product of both with what decays between them. Within 16 tokens
-// columns carry the inverse of the decays since the start. From the first token on that some channel of has
-// decayed by more than the range of bf16 allows, pairs are added one by one. So no output depends on the
-// decay of a later token, in bits.
+// Rows of q and k carry the decays since the start of their 16 tokens, columns of the write key the inverse
+// of those. For the rows of later blocks columns are multiplied by what decays until the end of theirs and
+// between. From the first token on at which some channel has decayed by more than the range of bf16 allows,
+// columns carry the decays until the end, and their pairs within the 16 tokens are added one by one. So no
+// output depends on the decay of a later token, in bits.
 #include "kernels/common/warp.cuh"
+#include "kernels/common/wgmma.cuh"
 #include "kernels/delta_rule_channel.h"
 #include "kernels/detail/delta_rule_channel.cuh"
 #include "kernels/detail/delta_rule_inverse.cuh"
@@ -25,25 +26,29 @@ constexpr float kColumnExponent = -40.0f;
 constexpr float kRowScale = 1.0f / (1 << 24);                  // takes the rows' power back
 constexpr float kDiagonalScale = static_cast<float>(1 << 16);  // rows' and columns'
 
+constexpr uint32_t kOneAnchor = 1;  // of a sub-block's notes
+constexpr uint32_t kAllInverse = 2;
+
 template <int KP>
 struct ChannelPrepareMemory {
   static constexpr int kTileBytes = kChunk * KP * 2;
+  // Tiles of q and k, which become the rows; of the write key, given or the key's, which become the columns.
+  // At the end M lies over them.
   static constexpr int kQuery = 0;
   static constexpr int kKey = kTileBytes;
-  static constexpr int kColumns = 2 * kTileBytes;  // write keys, decayed to the end of their 16 tokens
-  static constexpr int kSystem = 3 * kTileBytes;   // the write key as given, then as columns within, later M
-  static constexpr int kVectors =
-      kSystem + (kTileBytes > System::kBytes ? kTileBytes : System::kBytes);  // beta, norms, a float a warp
+  static constexpr int kColumns = 2 * kTileBytes;
+  static constexpr int kSystem = 0;
+  static constexpr int kVectors = 3 * kTileBytes;                 // beta, norms, <q, w>, two bits a warp
   static constexpr int kTotals = kVectors + 4 * kVectorBytes;     // [4, KP] log-decays of 16 tokens
-  static constexpr int kBetween = kTotals + kSubBlocks * KP * 4;  // [3, KP] decays of inner ones
-  static constexpr int kBytes = kBetween + 3 * KP * 2;
+  static constexpr int kBetween = kTotals + kSubBlocks * KP * 4;  // [6, KP] decays of columns to later rows
+  static_assert(System::kBytes <= 3 * kTileBytes);
+  static constexpr int kBytes = kBetween + 6 * KP * 2;
 };
 
 /// One block of the kernel.
 template <int KP>
 struct ChannelPrepare {
   using Memory = ChannelPrepareMemory<KP>;
-  static constexpr int kSteps = KP / 16;
   static constexpr int kLanes = KP / 4;  // of a warp that have four channels each, for all of its tokens
 
   const DeltaRuleChannelPrepareArgs& args;
@@ -74,8 +79,7 @@ struct ChannelPrepare {
   __device__ RowTile<KP> q() const { return {base + Memory::kQuery}; }
   __device__ RowTile<KP> k() const { return {base + Memory::kKey}; }
   __device__ RowTile<KP> columns() const { return {base + Memory::kColumns}; }
-  __device__ RowTile<KP> within() const { return {base + Memory::kSystem}; }
-  __device__ RowTile<KP> w() const { return own_write_key ? within() : k(); }
+  __device__ RowTile<KP> w() const { return own_write_key ? columns() : k(); }
   __device__ System system() const { return {base + Memory::kSystem}; }
   __device__ uint32_t beta() const { return base + Memory::kVectors; }
   __device__ uint32_t k_rstd() const { return beta() + kVectorBytes; }
@@ -84,28 +88,26 @@ struct ChannelPrepare {
   __device__ uint32_t total(int block, int of_channel) const {
     return base + Memory::kTotals + (block * KP + of_channel) * 4;
   }
-  /// Decays of a pair of channels between the first and the third sub-block (`which` 0), the second and the
-  /// fourth (1), the first and the fourth (2).
-  __device__ uint32_t between(int which, int of_channel) const {
-    return base + Memory::kBetween + (which * KP + of_channel) * 2;
+  /// The decays of two channels from the columns of sub-block `block` to the rows of a later one.
+  __device__ uint32_t between(int row_block, int block, int of_channel) const {
+    return base + Memory::kBetween + ((row_block * (row_block - 1) / 2 + block) * KP + of_channel) * 2;
   }
   /// The lane's channels in the tile of q at the warp's token r; those of other tiles lie a constant beyond.
   __device__ uint32_t address(int r) const { return (lane_address ^ ((r & 7) << 4)) + r * 128; }
 
-  /// To the L2 cache, what another block will begin with.
-  __device__ void prefetch(int64_t other_slot) const {
-    const ChunkPlace other = place_of(shape, other_slot / shape.num_value_heads,
-                                      static_cast<int>(other_slot % shape.num_value_heads));
-    const auto of = [&](const DeltaRuleRows& rows, int head) {
-      prefetch_rows<kPrepareThreads, KP * 2>(rows_at(rows, other.token, head), rows.token_stride, other.rows,
-                                             shape.key_size);
-    };
-    of(args.in.q, other.key_head);
-    of(args.in.k, other.key_head);
-    if (own_write_key) of(args.in.write_key, other.head);
-    prefetch_rows<kPrepareThreads, KP * 4>(args.log_decay + log_decay_at(shape, other, 0, 0), row_stride(),
-                                           other.rows, shape.key_size);
+  // Fragments of 16 channels of a tile: `ldmatrix` addresses for the tile's first 16 tokens at `base`; a step
+  // of 16 channels is an exclusive or, 16 tokens and 64 channels are added. Made anew for every product
+  // rather than kept.
+  static constexpr int kPanelBytes = RowTile<KP>::kPanelBytes;
+  __device__ uint32_t a_address() const {
+    const int thread = copying_thread();
+    return q().piece(((thread >> 3) & 1) * 8 + (thread & 7), ((thread >> 4) & 1) * 8);
   }
+  __device__ uint32_t b_address() const {
+    const int thread = copying_thread();
+    return q().piece(((thread >> 4) & 1) * 8 + (thread & 7), ((thread >> 3) & 1) * 8);
+  }
+  __device__ static uint32_t step_of(uint32_t address, int step) { return address ^ (step << 5); }
 
   __device__ void queue_copies() const {
     copy_rows_async<kPrepareThreads>(q(), rows_at(args.in.q, place.token, place.key_head),
@@ -132,13 +134,12 @@ struct ChannelPrepare {
     const auto load = [&](const auto& given) {
 #pragma unroll
       for (int r = 0; r < kSubBlock; ++r) {
-        const auto* from = reinterpret_cast<const float2*>(source + r * row_stride());
-        const float2 low = given(r) ? __ldg(from) : make_float2(0.0f, 0.0f);
-        const float2 high = given(r) ? __ldg(from + 1) : make_float2(0.0f, 0.0f);
-        out[r][0] = low.x;
-        out[r][1] = low.y;
-        out[r][2] = high.x;
-        out[r][3] = high.y;
+        const auto* from = reinterpret_cast<const float4*>(source + r * row_stride());
+        const float4 x = given(r) ? __ldg(from) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        out[r][0] = x.x;
+        out[r][1] = x.y;
+        out[r][2] = x.z;
+        out[r][3] = x.w;
       }
     };
     if (KP == shape.key_size && first_row + kSubBlock <= place.rows && kLanes == 32)
@@ -157,21 +158,25 @@ struct ChannelPrepare {
     float squares_q[2][4] = {};
     float squares_k[2][4] = {};
     float of_self[2][4] = {};
+    const uint32_t at = a_address() + first_row * 128;
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      uint32_t a[4];
-      uint32_t b[4];
-      load_a_of_rows(a, q(), first_row, i * 16, lane);
-      load_a_of_rows(b, k(), first_row, i * 16, lane);
-      // Rows g and g + 8 of an A fragment are columns of two B fragments.
-      mma_bf16(squares_q[0], a, a[0], a[2]);
-      mma_bf16(squares_q[1], a, a[1], a[3]);
-      mma_bf16(squares_k[0], b, b[0], b[2]);
-      mma_bf16(squares_k[1], b, b[1], b[3]);
-      if (own_write_key) load_a_of_rows(b, w(), first_row, i * 16, lane);
-      mma_bf16(of_self[0], a, b[0], b[2]);
-      mma_bf16(of_self[1], a, b[1], b[3]);
-    }
+    for (int panel = 0; panel < KP / 64; ++panel)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t here = step_of(at, i) + panel * kPanelBytes;
+        uint32_t a[4];
+        uint32_t b[4];
+        load_blocks(a, here + Memory::kQuery);
+        load_blocks(b, here + Memory::kKey);
+        // Rows g and g + 8 of an A fragment are columns of two B fragments.
+        mma_bf16(squares_q[0], a, a[0], a[2]);
+        mma_bf16(squares_q[1], a, a[1], a[3]);
+        mma_bf16(squares_k[0], b, b[0], b[2]);
+        mma_bf16(squares_k[1], b, b[1], b[3]);
+        if (own_write_key) load_blocks(b, here + Memory::kColumns);
+        mma_bf16(of_self[0], a, b[0], b[2]);
+        mma_bf16(of_self[1], a, b[1], b[3]);
+      }
     const int g = lane >> 2;
     if ((g >> 1) == (lane & 3)) {  // the pair of columns has the row's own
 #pragma unroll
@@ -192,8 +197,8 @@ struct ChannelPrepare {
     __syncwarp();
   }
 
-  /// How many of the warp's tokens, from the first, serve as columns within the sub-block; and whether one
-  /// anchor will serve it in the backward.
+  /// How many of the warp's tokens, from the first, have columns that carry the inverse of their decays;
+  /// notes whether all have, and whether one anchor will serve the sub-block in the backward.
   __device__ int count_columns(const float (&logs)[kSubBlock][4]) const {
     bool mild = true;
     bool all = true;
@@ -206,8 +211,9 @@ struct ChannelPrepare {
       all = all && last >= -kLargestColumn;
     }
     mild = __all_sync(0xffffffffu, mild ? 1 : 0) != 0;
-    if (lane == 0) write_shared(by_warp() + warp * 4, mild ? 1.0f : 0.0f);
-    if (__all_sync(0xffffffffu, all ? 1 : 0) != 0) return kSubBlock;
+    all = __all_sync(0xffffffffu, all ? 1 : 0) != 0;
+    if (lane == 0) write_shared_bits(by_warp() + warp * 4, (mild ? kOneAnchor : 0) | (all ? kAllInverse : 0));
+    if (all) return kSubBlock;
     unsigned beyond = 0;
 #pragma unroll
     for (int r = 0; r < kSubBlock; ++r) {
@@ -217,33 +223,33 @@ struct ChannelPrepare {
     return kSubBlock - static_cast<int>(__reduce_max_sync(0xffffffffu, beyond));
   }
 
-  struct Four {
-    float value[4];
-    __device__ explicit Four(uint32_t address) {
-      const float2 bits = read_shared_2(address);
-      const float2 low = unpack_bf16(__float_as_uint(bits.x));
-      const float2 high = unpack_bf16(__float_as_uint(bits.y));
-      value[0] = low.x;
-      value[1] = low.y;
-      value[2] = high.x;
-      value[3] = high.y;
-    }
-  };
-  __device__ static uint2 scaled(const Four& x, const float (&factors)[4]) {
-    return make_uint2(pack_bf16(x.value[0] * factors[0], x.value[1] * factors[1]),
-                      pack_bf16(x.value[2] * factors[2], x.value[3] * factors[3]));
+  /// The lane's four channels of a token in a tile, as pairs.
+  __device__ static uint2 read_tile(uint32_t address) {
+    const float2 bits = read_shared_2(address);
+    return make_uint2(__float_as_uint(bits.x), __float_as_uint(bits.y));
   }
   __device__ static void write_tile(uint32_t address, uint2 words) {
     write_shared_2(address, __uint_as_float(words.x), __uint_as_float(words.y));
   }
+  __device__ static uint2 rounded(const float (&x)[4]) {
+    return make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
+  }
+  /// Rounded once: what reaches the end of a chunk is all that the state keeps of it.
+  __device__ static uint2 scaled(uint2 x, const float (&factors)[4]) {
+    return make_uint2(scaled_pair(x.x, factors[0], factors[1]), scaled_pair(x.y, factors[2], factors[3]));
+  }
+  __device__ static uint2 multiply(uint2 x, uint2 y) {
+    return make_uint2(multiply_pairs(x.x, y.x), multiply_pairs(x.y, y.y));
+  }
 
-  /// Tiles with the decays within 16 tokens and, to global memory, rows with those of the chunk.
+  /// Tiles with the decays within 16 tokens, columns from `inverse_columns` on with those until their end;
+  /// and, to global memory, rows with those of the chunk.
   template <bool kOwnWriteKey>
-  __device__ void decay_rows(const float (&logs)[kSubBlock][4]) const {
-    float before[4] = {};  // decays of all sub-blocks before the warp's, less the power of the rows
-    float after[4] = {};
-    float all[4] = {};
+  __device__ void decay_rows(const float (&logs)[kSubBlock][4], int inverse_columns) const {
     if (lane < kLanes) {
+      float before[4] = {};     // decays of all sub-blocks before the warp's, less the power of the rows
+      float until_end[4] = {};  // log-decays from the start of the warp's to the end of the chunk
+      float all[4] = {};
 #pragma unroll
       for (int block = 0; block < kSubBlocks; ++block) {
         const float4 read = read_shared_4(total(block, channel));
@@ -252,89 +258,120 @@ struct ChannelPrepare {
         for (int i = 0; i < 4; ++i) {
           all[i] += logs_of[i];
           if (block < warp) before[i] += logs_of[i];
-          if (block > warp) after[i] += logs_of[i];
+          if (block >= warp) until_end[i] += logs_of[i];
         }
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         before[i] = exp2_approx(before[i]) * kRowScale;
-        after[i] = exp2_approx(after[i]);
         if (warp == 0) args.chunk_decay[slot * KP + channel + i] = exp2_approx(all[i]);
       }
       const int64_t at = log_decay_at(shape, place, first_row, channel);
+      const uint32_t stride = 2 * row_stride();
       char* const to_q = reinterpret_cast<char*>(args.q + at);
       char* const to_k = reinterpret_cast<char*>(args.k + at);
       char* const to_write_key = reinterpret_cast<char*>(args.write_key + at);
-      uint32_t offset = 0;
       const int rows = channel < shape.key_size ? place.rows - first_row : 0;
 #pragma unroll
       for (int r = 0; r < kSubBlock; ++r) {
         const auto store = [&](char* target, uint2 words) {
-          if (r < rows) *reinterpret_cast<uint2*>(target + offset) = words;
+          if (r < rows) *reinterpret_cast<uint2*>(target + r * stride) = words;
         };
-        const Four query(address(r) + Memory::kQuery);
-        const Four key(address(r) + Memory::kKey);
+        const uint2 query = read_tile(address(r) + Memory::kQuery);
+        const uint2 key = read_tile(address(r) + Memory::kKey);
         float factors[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(logs[r][i] + kRowExponent);
-        write_tile(address(r) + Memory::kQuery, scaled(query, factors));
-        write_tile(address(r) + Memory::kKey, scaled(key, factors));
+        const uint2 from_block = rounded(factors);
+        write_tile(address(r) + Memory::kQuery, multiply(query, from_block));
+        write_tile(address(r) + Memory::kKey, multiply(key, from_block));
 #pragma unroll
         for (int i = 0; i < 4; ++i) factors[i] *= before[i];
         store(to_q, scaled(query, factors));
         store(to_k, scaled(key, factors));
-        const Four write = kOwnWriteKey ? Four(address(r) + Memory::kSystem) : key;
+        const uint2 write = kOwnWriteKey ? read_tile(address(r) + Memory::kColumns) : key;
+        const bool inverse = r < inverse_columns;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(kColumnExponent - logs[r][i]);
-        write_tile(address(r) + Memory::kSystem, scaled(write, factors));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(logs[kSubBlock - 1][i] - logs[r][i]);
-        write_tile(address(r) + Memory::kColumns, scaled(write, factors));
+        for (int i = 0; i < 4; ++i) {
+          const float exponent = inverse ? kColumnExponent : logs[kSubBlock - 1][i];
+          factors[i] = exp2_approx(exponent - logs[r][i]);
+        }
+        write_tile(address(r) + Memory::kColumns, multiply(write, rounded(factors)));
         const float written = kOwnWriteKey ? 1.0f : read_shared(k_rstd() + (first_row + r) * 4);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) factors[i] *= kOwnWriteKey ? after[i] : after[i] * written;
+        for (int i = 0; i < 4; ++i) {
+          factors[i] = exp2_approx(until_end[i] - logs[r][i]);
+          if (!kOwnWriteKey) factors[i] *= written;
+        }
         store(to_write_key, scaled(write, factors));
-        offset += 2 * row_stride();
       }
     }
     if (threadIdx.x < KP / 2) {
       const int pair = static_cast<int>(threadIdx.x) * 2;
-      const float2 second = read_shared_2(total(1, pair));
-      const float2 third = read_shared_2(total(2, pair));
-      const auto keep = [&](int which, float low, float high) {
-        write_shared_bits(between(which, pair), pack_bf16(exp2_approx(low), exp2_approx(high)));
-      };
-      keep(0, second.x, second.y);
-      keep(1, third.x, third.y);
-      keep(2, second.x + third.x, second.y + third.y);
+#pragma unroll
+      for (int block = 0; block < kSubBlocks - 1; ++block) {
+        // Inverse decays become those until the end of the sub-block.
+        float2 logs_between = make_float2(0.0f, 0.0f);
+        if ((notes(block) & kAllInverse) != 0) {
+          const float2 read = read_shared_2(total(block, pair));
+          logs_between = make_float2(read.x - kColumnExponent, read.y - kColumnExponent);
+        }
+#pragma unroll
+        for (int row_block = block + 1; row_block < kSubBlocks; ++row_block) {
+          write_shared_bits(between(row_block, block, pair),
+                            pack_bf16(exp2_approx(logs_between.x), exp2_approx(logs_between.y)));
+          const float2 read = read_shared_2(total(row_block, pair));
+          logs_between.x += read.x;
+          logs_between.y += read.y;
+        }
+      }
     }
   }
 
-  /// Zeros for the columns within the sub-block from `first_column` on.
-  __device__ void drop_columns(int first_column) const {
+  /// What count_columns has noted of a sub-block.
+  __device__ uint32_t notes(int block) const { return read_shared_bits(by_warp() + block * 4); }
+
+  /// Columns before `inverse_columns` with their decays until the end of the sub-block. The factor in two
+  /// parts: together they may be smaller than fp32 has where what they give is not.
+  __device__ void turn_columns(int inverse_columns) const {
     if (lane >= kLanes) return;
+    const float4 all = read_shared_4(total(warp, channel));
+    float factors[4] = {all.x, all.y, all.z, all.w};
 #pragma unroll
-    for (int r = 0; r < kSubBlock; ++r)
-      if (r >= first_column) write_tile(address(r) + Memory::kSystem, make_uint2(0, 0));
+    for (int i = 0; i < 4; ++i) factors[i] = exp2_approx((factors[i] - kColumnExponent) * 0.5f);
+#pragma unroll 1
+    for (int r = 0; r < inverse_columns; ++r) {
+      const uint32_t at = address(r) + Memory::kColumns;
+      const uint2 x = read_tile(at);
+      const float2 low = unpack_bf16(x.x);
+      const float2 high = unpack_bf16(x.y);
+      const float turned[4] = {low.x * factors[0] * factors[0], low.y * factors[1] * factors[1],
+                               high.x * factors[2] * factors[2], high.y * factors[3] * factors[3]};
+      write_tile(at, rounded(turned));
+    }
   }
 
   /// Products of the warp's tokens with themselves, rows of q and of k, in accumulators of columns 0 .. 7 and
   /// 8 .. 15, divided by kDiagonalScale.
   __device__ void multiply_within(float (&of_query)[2][4], float (&of_key)[2][4]) const {
-#pragma unroll 2
-    for (int i = 0; i < kSteps; ++i) {
-      uint32_t rows_q[4];
-      uint32_t rows_k[4];
-      uint32_t b[4];
-      load_a_of_rows(rows_q, q(), first_row, i * 16, lane);
-      load_a_of_rows(rows_k, k(), first_row, i * 16, lane);
-      load_b_of_rows(b, within(), first_row, i * 16, lane);
+    const uint32_t a = a_address() + first_row * 128;
+    const uint32_t b = b_address() + first_row * 128 + Memory::kColumns;
 #pragma unroll
-      for (int eight = 0; eight < 2; ++eight) {
-        mma_bf16(of_query[eight], rows_q, b[2 * eight], b[2 * eight + 1]);
-        mma_bf16(of_key[eight], rows_k, b[2 * eight], b[2 * eight + 1]);
+    for (int panel = 0; panel < KP / 64; ++panel)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t rows_q[4];
+        uint32_t rows_k[4];
+        uint32_t column[4];
+        load_blocks(rows_q, step_of(a, i) + panel * kPanelBytes + Memory::kQuery);
+        load_blocks(rows_k, step_of(a, i) + panel * kPanelBytes + Memory::kKey);
+        load_blocks(column, step_of(b, i) + panel * kPanelBytes);
+#pragma unroll
+        for (int eight = 0; eight < 2; ++eight) {
+          mma_bf16(of_query[eight], rows_q, column[2 * eight], column[2 * eight + 1]);
+          mma_bf16(of_key[eight], rows_k, column[2 * eight], column[2 * eight + 1]);
+        }
       }
-    }
   }
 
   /// The pairs with columns from `first_column` on of the warp's tokens, one by one, from global memory.
@@ -371,11 +408,12 @@ struct ChannelPrepare {
 #pragma unroll
         for (int eight = 0; eight < 2; ++eight)
 #pragma unroll
-          for (int i = 0; i < 4; ++i)
-            if (eight == (s >> 3) && i == (r >> 3) * 2 + (s & 1)) {
-              of_query[eight][i] = with_query / kDiagonalScale;
-              of_key[eight][i] = with_key / kDiagonalScale;
-            }
+          for (int i = 0; i < 4; ++i) {
+            // Selected, not indexed: so the sums stay in registers.
+            const bool here = eight == (s >> 3) && i == (r >> 3) * 2 + (s & 1);
+            of_query[eight][i] = here ? with_query / kDiagonalScale : of_query[eight][i];
+            of_key[eight][i] = here ? with_key / kDiagonalScale : of_key[eight][i];
+          }
       }
     }
   }
@@ -426,53 +464,59 @@ struct ChannelPrepare {
         write_shared_2(system().address(first_row + half * 8 + g, eight * 8 + (lane & 3) * 2), 0.0f, 0.0f);
   }
 
-  /// B fragments of a sub-block's columns, further decayed.
-  __device__ void decay_columns(uint32_t (&out)[4], const uint32_t (&b)[4], int which, int step) const {
-#pragma unroll
-    for (int piece = 0; piece < 2; ++piece) {
-      const uint32_t factor = read_shared_bits(between(which, step * 16 + piece * 8 + (lane & 3) * 2));
-      out[piece] = multiply_pairs(b[piece], factor);
-      out[2 + piece] = multiply_pairs(b[2 + piece], factor);
-    }
+  /// Products with a sub-block's columns, a B fragment, decayed on the way to the rows; two channels' decays
+  /// at `decays`.
+  __device__ static void multiply_decayed(float (&out)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4],
+                                          uint32_t decays) {
+    const uint32_t low = read_shared_bits(decays);
+    const uint32_t high = read_shared_bits(decays + 16);
+    mma_bf16(out[0], a, multiply_pairs(b[0], low), multiply_pairs(b[1], high));
+    mma_bf16(out[1], a, multiply_pairs(b[2], low), multiply_pairs(b[3], high));
   }
 
   /// The blocks below the diagonal, three a warp: even warps have rows of q, odd ones of k; the first two
   /// have columns of the first sub-block, the others those of the second and third.
-  __device__ void multiply_below() const {
+  __device__ void multiply_below(float (&products)[3][2][4]) const {
+    constexpr int kBlockBytes = kSubBlock * 128;
+    const bool first_columns = warp < 2;
+    const uint32_t a = a_address() + ((warp & 1) == 0 ? Memory::kQuery : Memory::kKey);
+    const uint32_t b = b_address() + Memory::kColumns;
+    const uint32_t decays = between(1, 0, (lane & 3) * 2);
+    const auto table = [](int row_block, int block) {
+      return (row_block * (row_block - 1) / 2 + block) * KP * 2;
+    };
+#pragma unroll 1
+    for (int panel = 0; panel < KP / 64; ++panel)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t rows = step_of(a, i) + panel * kPanelBytes;
+        const uint32_t of_columns = step_of(b, i) + panel * kPanelBytes;
+        const uint32_t at = decays + panel * 128 + i * 32;
+        uint32_t third[4];
+        uint32_t fourth[4];
+        uint32_t column[4];
+        load_blocks(third, rows + 2 * kBlockBytes);
+        load_blocks(fourth, rows + 3 * kBlockBytes);
+        if (first_columns) {
+          uint32_t second[4];
+          load_blocks(second, rows + kBlockBytes);
+          load_blocks(column, of_columns);
+          multiply_decayed(products[0], second, column, at + table(1, 0));
+          multiply_decayed(products[1], third, column, at + table(2, 0));
+          multiply_decayed(products[2], fourth, column, at + table(3, 0));
+        } else {
+          load_blocks(column, of_columns + kBlockBytes);
+          multiply_decayed(products[0], third, column, at + table(2, 1));
+          multiply_decayed(products[1], fourth, column, at + table(3, 1));
+          load_blocks(column, of_columns + 2 * kBlockBytes);
+          multiply_decayed(products[2], fourth, column, at + table(3, 2));
+        }
+      }
+  }
+
+  __device__ void store_below(const float (&products)[3][2][4]) const {
     const bool of_query = (warp & 1) == 0;
     const bool first_columns = warp < 2;
-    const RowTile<KP> rows = of_query ? q() : k();
-    float products[3][2][4] = {};
-    const auto multiply = [](float(&out)[2][4], const uint32_t(&a)[4], const uint32_t(&b)[4]) {
-      mma_bf16(out[0], a, b[0], b[1]);
-      mma_bf16(out[1], a, b[2], b[3]);
-    };
-#pragma unroll 2
-    for (int i = 0; i < kSteps; ++i) {
-      uint32_t third[4];
-      uint32_t fourth[4];
-      uint32_t b[4];
-      uint32_t decayed[4];
-      load_a_of_rows(third, rows, 2 * kSubBlock, i * 16, lane);
-      load_a_of_rows(fourth, rows, 3 * kSubBlock, i * 16, lane);
-      if (first_columns) {
-        uint32_t second[4];
-        load_a_of_rows(second, rows, kSubBlock, i * 16, lane);
-        load_b_of_rows(b, columns(), 0, i * 16, lane);
-        multiply(products[0], second, b);
-        decay_columns(decayed, b, 0, i);
-        multiply(products[1], third, decayed);
-        decay_columns(decayed, b, 2, i);
-        multiply(products[2], fourth, decayed);
-      } else {
-        load_b_of_rows(b, columns(), kSubBlock, i * 16, lane);
-        multiply(products[0], third, b);
-        decay_columns(decayed, b, 1, i);
-        multiply(products[1], fourth, decayed);
-        load_b_of_rows(b, columns(), 2 * kSubBlock, i * 16, lane);
-        multiply(products[2], fourth, b);
-      }
-    }
 #pragma unroll
     for (int which = 0; which < 3; ++which) {
       const int row_block = first_columns ? which + 1 : which == 0 ? 2 : 3;
@@ -492,18 +536,44 @@ struct ChannelPrepare {
   }
 };
 
-struct PrepareArgs {
-  DeltaRuleChannelPrepareArgs args;
-  unsigned blocks;
-  unsigned at_once;  // blocks on the device
+/// Places of 16 bytes of a triangle's rows in a system.
+struct SystemRows {
+  System system;
+  __device__ uint32_t piece(int row, int column) const { return system.address(row, column); }
 };
 
-constexpr int kBlocksAtOnce = 3;  // on a multiprocessor
+/// Y to the chunk's place as bf16, rounded and what rounding took: numbers of a chunk may be e^-80 of others
+/// and count beside gradients as small.
+__device__ void store_inverse_in_two(const System& system, const DeltaRulePrepared& prepared, int64_t slot) {
+  constexpr int kPieces = TriangleTile::kBytes / 16;
+  auto* target = reinterpret_cast<uint4*>(prepared.inverse + slot * (2 * kDeltaRuleTriangle));
+#pragma unroll
+  for (int first = 0; first < kPieces; first += kPrepareThreads) {
+    const int piece = first + static_cast<int>(threadIdx.x);
+    if (piece >= kPieces) break;
+    const uint32_t at = triangle_piece_in(SystemRows{system}, piece);
+    const float4 left = read_shared_4(at);
+    const float4 right = read_shared_4(at + 16);
+    const float x[8] = {left.x, left.y, left.z, left.w, right.x, right.y, right.z, right.w};
+    uint32_t rounded[4];
+    uint32_t rest[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      rounded[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+      const float2 stored = unpack_bf16(rounded[i]);
+      rest[i] = pack_bf16(x[2 * i] - stored.x, x[2 * i + 1] - stored.y);
+    }
+    target[piece] = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+    target[kPieces + piece] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
+  }
+}
+
+// On a multiprocessor, by its shared memory: 228 KB at compute capability 9.0, 164 KB or less elsewhere.
+constexpr int kBlocksAtOnce = OSDN_WGMMA ? 4 : 3;
 
 template <int KP>
 __global__ void __launch_bounds__(kPrepareThreads, kBlocksAtOnce)
-    delta_rule_channel_prepare_kernel(const __grid_constant__ PrepareArgs all) {
-  const DeltaRuleChannelPrepareArgs& args = all.args;
+    delta_rule_channel_prepare_kernel(const __grid_constant__ DeltaRuleChannelPrepareArgs args) {
   const ChannelPrepare<KP> part(args, dynamic_shared());
   if (!part.place.exists) {
     if (threadIdx.x == 0) args.anchored[part.slot] = (1 << kSubBlocks) - 1;  // nothing for the strong kernel
@@ -521,33 +591,37 @@ __global__ void __launch_bounds__(kPrepareThreads, kBlocksAtOnce)
       write_shared_2(target, last[0], last[1]);
       write_shared_2(target + 8, last[2], last[3]);
     }
-    const int anchored_columns = part.count_columns(logs);
+    const int inverse_columns = part.count_columns(logs);
     copy_async_wait<0>();
     __syncthreads();
     part.find_norms();
     if (part.own_write_key)
-      part.template decay_rows<true>(logs);
+      part.template decay_rows<true>(logs, inverse_columns);
     else
-      part.template decay_rows<false>(logs);
-    if (anchored_columns < kSubBlock) part.drop_columns(anchored_columns);
+      part.template decay_rows<false>(logs, inverse_columns);
     __syncwarp();
     part.multiply_within(of_query, of_key);
-    if (anchored_columns < kSubBlock) part.add_strong_pairs(of_query, of_key, anchored_columns);
+    if (inverse_columns < kSubBlock) {
+      part.add_strong_pairs(of_query, of_key, inverse_columns);
+      __syncwarp();
+      part.turn_columns(inverse_columns);
+    }
   }
-  if (blockIdx.x + all.at_once < all.blocks)
-    part.prefetch(slot_of_block<true>(args.in.shape, blockIdx.x + all.at_once));
-  __syncthreads();  // all tiles are there, and the columns within sub-blocks done with
+  __syncthreads();  // all tiles are there
   if (threadIdx.x == 0) {
     int bits = 0;
 #pragma unroll
-    for (int i = 0; i < kSubBlocks; ++i) bits |= read_shared(part.by_warp() + i * 4) != 0.0f ? 1 << i : 0;
+    for (int i = 0; i < kSubBlocks; ++i) bits |= (part.notes(i) & kOneAnchor) != 0 ? 1 << i : 0;
     args.anchored[part.slot] = bits;
   }
+  float below[3][2][4] = {};
+  part.multiply_below(below);
+  __syncthreads();  // and done with
   part.store_within(of_query, of_key);
-  part.multiply_below();
+  part.store_below(below);
   __syncthreads();
   solve(part.system(), part.beta(), part.warp, part.lane);
-  store_inverse(part.system(), args.out, part.slot, part.by_warp());
+  store_inverse_in_two(part.system(), args.out, part.slot);
 }
 
 }  // namespace
@@ -559,9 +633,7 @@ void launch(const DeltaRuleChannelPrepareArgs& args, CUstream_st* stream) {
   by_key_size(shape, [&](auto padded) {
     constexpr int KP = decltype(padded)::value;
     launch_kernel(delta_rule_channel_prepare_kernel<KP>, dim3(blocks), kPrepareThreads,
-                  ChannelPrepareMemory<KP>::kBytes,
-                  PrepareArgs{args, blocks, static_cast<unsigned>(kBlocksAtOnce * multiprocessors())},
-                  stream);
+                  ChannelPrepareMemory<KP>::kBytes, args, stream);
   });
 }
 

@@ -44,20 +44,6 @@ __device__ inline uint32_t multiply_pairs(uint32_t x, uint32_t y) {
   return reinterpret_cast<const uint32_t&>(out);
 }
 
-/// Has the rows of a chunk, `Bytes` of a row at most, brought to the L2 cache by a block of `Threads`.
-/// `stride` in numbers.
-template <int Threads, int Bytes, typename T>
-__device__ void prefetch_rows(const T* first, int64_t stride, int rows, int columns) {
-  constexpr int kLine = 128;
-  constexpr int kLines = Bytes / kLine;  // of a row
-  const int thread = static_cast<int>(threadIdx.x);
-  const int column = thread % kLines * (kLine / static_cast<int>(sizeof(T)));
-  if (column >= columns) return;
-#pragma unroll
-  for (int row = thread / kLines; row < kChunk; row += Threads / kLines)
-    if (row < rows) prefetch_line(first + row * stride + column);
-}
-
 /// Where the log-decay of a channel at a row of the chunk lies.
 __device__ inline int64_t log_decay_at(const DeltaRuleShape& shape, const ChunkPlace& place, int row,
                                        int channel) {

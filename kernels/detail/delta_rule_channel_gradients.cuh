@@ -156,26 +156,6 @@ struct ChannelGradients {
   __device__ void copy_state(const BlockTile<KP>& target, const __nv_bfloat16* states, int tile) const {
     copy_flat_async<kChannelGradientThreads, KP * VT * 2>(target.base, state_tile(states, tile));
   }
-  // What the next part needs comes to the L2 cache during this one.
-  template <int Bytes>
-  __device__ static void prefetch_flat(const void* source) {
-    for (int offset = static_cast<int>(threadIdx.x) * 128; offset < Bytes;
-         offset += kChannelGradientThreads * 128)
-      prefetch_line(static_cast<const char*>(source) + offset);
-  }
-  __device__ void prefetch_tokens() const {
-    constexpr int kBytes = KP * 2;
-    const auto of = [&](const DeltaRuleRows& rows, int head) {
-      prefetch_rows<kChannelGradientThreads, kBytes>(rows_at(rows, place.token, head), rows.token_stride,
-                                                     place.rows, shape.key_size);
-    };
-    of(args.in.q, place.key_head);
-    of(args.in.k, place.key_head);
-    if (own_write_key) of(args.in.write_key, place.head);
-    prefetch_rows<kChannelGradientThreads, 2 * kBytes>(
-        args.log_decay + log_decay_at(shape, place, 0, 0),
-        static_cast<int64_t>(shape.num_value_heads) * shape.key_size, place.rows, shape.key_size);
-  }
   __device__ static void arrived() {
     copy_async_commit();
     copy_async_wait<0>();

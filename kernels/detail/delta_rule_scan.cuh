@@ -30,6 +30,7 @@ enum class Decay { kNone, kScalar, kChannel };
 /// The tiles of one chunk in shared memory. `value` holds V in forward, dO in the reverse scan.
 template <int KP, int Warps, Decay kDecay, class Products>
 struct ScanStage {
+  static constexpr bool kWide = kDecay == Decay::kChannel;  // both factors of the solve as pairs of bf16
   static constexpr int kCopyWarps = Products::kWarpgroup ? 4 : 0;  // that do nothing else, the block's first
   static constexpr int kCopyThreads = (Products::kWarpgroup ? kCopyWarps : Warps) * 32;
   static constexpr int kThreads = (kCopyWarps + Warps) * 32;  // of the block
@@ -119,7 +120,8 @@ struct ScanStage {
     copy_vector_async(k_rstd, prepared.k_rstd + key_row, shape.num_key_heads, place.rows, kCopyThreads / 2);
     copy_vector_async(beta, in.beta + place.token * shape.num_value_heads + place.head, shape.num_value_heads,
                       place.rows, kCopyThreads / 2 - 64);
-    if (threadIdx.x == kCopyThreads - 1) copy_async_4(inverse_scale, prepared.inverse_scale + slot, true);
+    if (!kWide && threadIdx.x == kCopyThreads - 1)
+      copy_async_4(inverse_scale, prepared.inverse_scale + slot, true);
     if constexpr (kDecay == Decay::kScalar)
       copy_flat_async<kCopyThreads, 2 * kVectorBytes>(decay, prepared.gates + (slot * 3 + 1) * kChunk);
     if constexpr (kDecay == Decay::kChannel)
@@ -266,10 +268,48 @@ __device__ void round_scaled(uint32_t (&out)[kChunk / 16][4], const float (&x)[k
   }
 }
 
-/// x - Y (beta x), transposed (eq. 11), or x - Y^T (beta x) (eq. 12), divided by the power of two that is
-/// returned.
+/// x - Y (beta x), transposed (eq. 11), or x - Y^T (beta x) (eq. 12). Both factors are in two parts of bf16,
+/// so that numbers far smaller than the largest one keep their digits.
+template <class Products, bool kTransposed, class Stage>
+__device__ void correct_wide(float (&x)[kChunk / 8][4], const Stage& stage, int lane) {
+  uint32_t high[kChunk / 16][4];  // of -beta x
+  uint32_t low[kChunk / 16][4];
+#pragma unroll
+  for (int k = 0; k < kChunk / 16; ++k) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int n = 2 * k + half;
+      const float2 beta = column_pair(stage.beta, n, lane);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const float2 scaled = make_float2(-beta.x * x[n][2 * row], -beta.y * x[n][2 * row + 1]);
+        high[k][2 * half + row] = pack_bf16(scaled.x, scaled.y);
+        const float2 stored = unpack_bf16(high[k][2 * half + row]);
+        low[k][2 * half + row] = pack_bf16(scaled.x - stored.x, scaled.y - stored.y);
+      }
+    }
+  }
+  const auto add_product = [&](const uint32_t(&factor)[kChunk / 16][4], const auto& matrix) {
+    if constexpr (kTransposed)
+      Products::template add_times_upper<false>(x, factor, matrix, lane);
+    else
+      Products::template add_times_lower<false>(x, factor, matrix, lane);
+  };
+  Products::begin(x);
+  add_product(low, stage.inverse);
+  add_product(high, stage.remainder);
+  add_product(high, stage.inverse);
+  Products::end();
+  Products::template wait<0>(x);
+}
+
+/// The same, divided by the power of two that is returned, with factors in fp16.
 template <class Products, bool kTransposed, class Stage>
 __device__ float correct(float (&x)[kChunk / 8][4], const Stage& stage, int lane) {
+  if constexpr (Stage::kWide) {
+    correct_wide<Products, kTransposed>(x, stage, lane);
+    return 1.0f;
+  }
   uint32_t scaled[kChunk / 16][4];  // -beta x in fp16
   float largest = 0.0f;
 #pragma unroll

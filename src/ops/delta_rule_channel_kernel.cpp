@@ -13,10 +13,10 @@ namespace delta_rule_channel_kernel_detail {
 using delta_rule_kernel_detail::KernelInputs;
 using delta_rule_kernel_detail::pointer;
 
-/// Contiguous and aligned for the kernels' loads of pairs.
+/// Contiguous and aligned for the kernels' loads of four.
 at::Tensor log_decay_of(const Problem& problem) {
   const at::Tensor x = problem.log_decay.contiguous();
-  return reinterpret_cast<uintptr_t>(x.data_ptr()) % 8 == 0 ? x : x.clone();
+  return reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0 ? x : x.clone();
 }
 
 /// The inputs of the scans: one query, key and write key a value head, decayed.
@@ -44,7 +44,6 @@ Forward forward_channel_kernel(const Problem& problem, bool keep) {
   result.q_rstd = at::empty({N, HV}, fp32);
   result.k_rstd = at::empty({N, HV}, fp32);
   result.inverse = inputs.blocks(2, kernels::kDeltaRuleTriangle, at::kHalf);
-  result.inverse_scale = at::empty({M, HV}, fp32);
   result.pairs = inputs.blocks(1, kernels::kDeltaRuleTriangle, at::kBFloat16);
   result.decayed_rows = at::empty({3, N, HV, problem.k.size(2)}, bf16);
   result.chunk_decay = at::empty({M, HV, inputs.padded_keys()}, fp32);

@@ -1,8 +1,7 @@
 // Last pass of the delta rule: the gradients of every token (docs/ops/delta_rule.md eq. 8-10, 12), one block
 // of eight warps a (chunk, value head), chunks independent of each other. Warps 0-3 own 16 rows of dQ each,
 // warps 4-7 of dK; all share the gradient of the write key. Tiles take turns in 96 KB of shared memory, so
-// that two blocks fit on a multiprocessor and one computes while the other loads; of wide keys one block,
-// which loads ahead.
+// that two blocks fit on a multiprocessor and one computes while the other loads.
 #include "kernels/common/warp.cuh"
 #include "kernels/detail/delta_rule_chunk.cuh"
 #include "kernels/detail/delta_rule_decay_gradient.cuh"
@@ -16,27 +15,22 @@ constexpr int kGradientThreads = 256;
 
 template <int KP, int VT>
 struct GradientMemory {
-  static constexpr bool kWide = KP > kDeltaRuleNarrowKeySize;
   static constexpr int kKeyBytes = kChunk * KP * 2;
   static constexpr int kValueBytes = kChunk * VT * 2;
   static constexpr int kLarger = kKeyBytes > kValueBytes ? kKeyBytes : kValueBytes;
-  static constexpr int kErrorBytes = kWide ? 2 * kValueBytes : kValueBytes;
-  static constexpr int kTileBytes = KP * VT * 2;  // of a state
-  static constexpr int kStateBytes = kTileBytes > 2 * kKeyBytes ? kTileBytes : 2 * kKeyBytes;
+  static constexpr int kStateBytes = KP * VT * 2 > 2 * kKeyBytes ? KP* VT * 2 : 2 * kKeyBytes;
 
   // Upstream dO, later q; F, later k; E; a state, later w, later a gradient of a state, later the gradient of
   // the write key in fp32; the two weights dP and dM; vectors.
   static constexpr int kUpstream = 0;
   static constexpr int kSolved = kLarger;
   static constexpr int kError = 2 * kLarger;
-  static constexpr int kState = kError + kErrorBytes;
+  static constexpr int kState = kError + kValueBytes;
   static constexpr int kWeights = kState + kStateBytes;
   static constexpr int kVectors = kWeights + 2 * kSquareBytes;
   static constexpr int kSums = kVectors + 3 * kVectorBytes;  // with decay: G, and DecayRows
-  // Of wide keys value tiles are narrow beside q and k: so many of dO, and of F, fit where those will lie;
-  // two of E, and two of the states, in the place of a write key or of half of its gradient.
-  static constexpr int kResident = kWide ? kLarger / kValueBytes : 1;
-  static_assert(!kWide || (kStateBytes == 2 * kTileBytes && kTileBytes == kKeyBytes));
+  // Tiles of dO, and of F, that fit where q and k will lie; below wide keys there is no room for several.
+  static constexpr int kResident = KP > kDeltaRuleNarrowKeySize ? kLarger / kValueBytes : 1;
   static constexpr int bytes(bool gated) {
     return kSums + (gated ? (1 + DecayRows::kRows) * kVectorBytes : 0);
   }
@@ -174,22 +168,17 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   const bool own_write_key = args.in.write_key.data != nullptr;
   const int value_tiles = delta_rule_padded_value_size(shape.value_size) / VT;
 
-  constexpr bool kWide = Memory::kWide;
+  // Where all tiles of dO and F fit, they are loaded once.
+  const bool resident = Memory::kResident > 1 && value_tiles <= Memory::kResident;
   const auto scan_tile = [&](int tile) {
-    const uint32_t at = tile % Memory::kResident * Memory::kValueBytes;
+    const uint32_t at = resident ? tile * Memory::kValueBytes : 0;
     return GradientRows<VT>{{base + Memory::kUpstream + at}, {base + Memory::kSolved + at}};
   };
-  const auto error_tile = [&](int place) {  // [VT, 64]
-    return BlockTile<kChunk>{base + Memory::kError + place * Memory::kValueBytes};
-  };
-  // With wide keys the states, a write key of their own and the gradients of the states take turns in two
-  // places, in this order, each loaded while the one before it is used.
-  const auto item_tile = [&](int item) {
-    return base + Memory::kState + (kWide ? item % 2 * Memory::kTileBytes : 0);
-  };
+  const BlockTile<kChunk> error{base + Memory::kError};  // [VT, 64]
+  const BlockTile<KP> state{base + Memory::kState};      // [VT, KP]
   const RowTile<KP> q{base + Memory::kUpstream};
   const RowTile<KP> k{base + Memory::kSolved};
-  const RowTile<KP> w{own_write_key ? item_tile(value_tiles) : k.base};
+  const RowTile<KP> w{own_write_key ? base + Memory::kState : k.base};
   const BlockTile<kChunk> weights[2] = {{base + Memory::kWeights},
                                         {base + Memory::kWeights + kSquareBytes}};  // dP, dM
   const uint32_t q_rstd = base + Memory::kVectors;
@@ -213,35 +202,8 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     copy_flat_async<kGradientThreads, Memory::kValueBytes>(target,
                                                            args.error + (value_matrix + tile) * VT * kChunk);
   };
-  const auto copy_state = [&](const __nv_bfloat16* states, int tile, uint32_t target) {
-    copy_flat_async<kGradientThreads, Memory::kTileBytes>(target, states + (value_matrix + tile) * VT * KP);
-  };
-  const auto copy_queries_and_keys = [&] {
-    copy_rows_async<kGradientThreads>(q, rows_at(args.in.q, place.token, place.key_head),
-                                      args.in.q.token_stride, place.rows, shape.key_size);
-    copy_rows_async<kGradientThreads>(k, rows_at(args.in.k, place.token, place.key_head),
-                                      args.in.k.token_stride, place.rows, shape.key_size);
-  };
-  const auto copy_write_key = [&] {
-    copy_rows_async<kGradientThreads>(w, rows_at(args.in.write_key, place.token, head),
-                                      args.in.write_key.token_stride, place.rows, shape.key_size);
-  };
-  const int first_gradient = value_tiles + (own_write_key ? 1 : 0);  // among the items
-  const auto copy_item = [&](int item) {
-    const int tile = item - first_gradient;
-    if (item < value_tiles) {
-      copy_state(args.states, item, item_tile(item));
-    } else if (tile < 0) {
-      copy_write_key();
-    } else if (tile < value_tiles) {
-      copy_state(args.d_states, tile, item_tile(item));
-      copy_error(tile, error_tile(tile % 2).base);
-    }
-    copy_async_commit();
-  };
-  const auto item_arrived = [] {  // all but the last
-    copy_async_wait<1>();
-    __syncthreads();
+  const auto copy_state = [&](const __nv_bfloat16* states, int tile) {
+    copy_flat_async<kGradientThreads, KP * VT * 2>(state.base, states + (value_matrix + tile) * VT * KP);
   };
   const auto arrived = [] {
     copy_async_commit();
@@ -262,32 +224,35 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   uint32_t fragments[kChunk / 16][4];  // of the weights, times the factors of the write key
   {
     float products[kChunk / 8][4] = {};
-    for (int first = 0; first < value_tiles; first += Memory::kResident) {
-      const int end = kWide ? min(value_tiles, first + Memory::kResident) : first + 1;
-      if (first > 0) __syncthreads();
-      for (int tile = first; tile < end; ++tile) {
-        copy_scan_tiles(tile);
-        copy_error(tile, error_tile(tile - first).base);
+    // With all of dO and F, all of E: its other tiles where the states will lie.
+    const auto error_tile = [&](int tile) {
+      const bool other = resident && tile > 0;
+      return BlockTile<kChunk>{base +
+                               (other ? Memory::kState + (tile - 1) * Memory::kValueBytes : Memory::kError)};
+    };
+    for (int tile = 0; tile < value_tiles; ++tile) {
+      if (tile == 0 || !resident) {
+        if (tile > 0) __syncthreads();
+        for (int part = tile; part < (resident ? value_tiles : tile + 1); ++part) {
+          copy_scan_tiles(part);
+          copy_error(part, error_tile(part).base);
+        }
+        if (value_tiles == 1) copy_state(args.states, 0);
+        if (kGated && tile == 0) {
+          // The forward's products of the same pairs lie where the weights will.
+          copy_triangle(weights[0], args.prepared.pairs + slot * kDeltaRuleTriangle);
+          copy_triangle(weights[1], args.prepared.key_pairs + slot * kDeltaRuleTriangle);
+        }
+        arrived();
       }
-      if (!kWide && value_tiles == 1) copy_state(args.states, 0, item_tile(0));
-      if (kGated && first == 0) {
-        // The forward's products of the same pairs lie where the weights will.
-        copy_triangle(weights[0], args.prepared.pairs + slot * kDeltaRuleTriangle);
-        copy_triangle(weights[1], args.prepared.key_pairs + slot * kDeltaRuleTriangle);
-      }
-      arrived();
-      for (int tile = first; tile < end; ++tile) {
-        Products::begin(products);
-        Products::template add_times_error<VT>(products, scan_tile(tile), error_tile(tile - first), warp,
-                                               lane);
-        Products::end();
-        Products::template wait<0>(products);
-      }
+      Products::begin(products);
+      Products::template add_times_error<VT>(products, scan_tile(tile), error_tile(tile), warp, lane);
+      Products::end();
+      Products::template wait<0>(products);
     }
-    if constexpr (kWide) {
+    if (resident && value_tiles > 1) {
       __syncthreads();
-      copy_item(0);
-      copy_item(1);
+      copy_state(args.states, 0);
     }
     const float2 betas = row_pair(beta);
     const float2 factors = row_pair(of_query ? q_rstd : k_rstd);
@@ -358,56 +323,38 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   // What reads the state: dQ = scale dO S^T, dK = -beta F S^T; with it dV = beta F.
   float d_rows[KP / 8][4] = {};
   float of_states = 0.0f;  // this thread's share of the state's product with its gradient
-  // Of the gradient of the state after the chunk, which is read again when the state has made room for it,
-  // then from the cache.
-  constexpr int kRounds = Memory::kTileBytes / 16 / kGradientThreads;
-  constexpr int kBatch =
-      kWide ? kRounds : 4;  // loads under way at a time; all of a tile while it is waited for
-  uint4 after_pieces[kBatch];
-  const auto load_after = [&](int tile, int round) {
-    const auto* after = reinterpret_cast<const uint4*>(args.d_states + (value_matrix + tile) * VT * KP);
-#pragma unroll
-    for (int i = 0; i < kBatch && round + i < kRounds; ++i)
-      after_pieces[i] = after[(round + i) * kGradientThreads + threadIdx.x];
-  };
   for (int tile = 0; tile < value_tiles; ++tile) {
-    if constexpr (kWide) {
-      if constexpr (kGated) load_after(tile, 0);
-      if (value_tiles > Memory::kResident && tile % Memory::kResident == 0) {
-        for (int i = tile; i < min(value_tiles, tile + Memory::kResident); ++i) copy_scan_tiles(i);
-        arrived();
-      } else {
-        item_arrived();
+    if (value_tiles > 1) {
+      if (!resident || tile > 0) {
+        __syncthreads();
+        if (!resident) copy_scan_tiles(tile);
+        copy_state(args.states, tile);
       }
-    } else if (value_tiles > 1) {
-      __syncthreads();
-      copy_scan_tiles(tile);
-      copy_state(args.states, tile, item_tile(0));
       arrived();
     }
     const GradientRows<VT> scan = scan_tile(tile);
-    const BlockTile<KP> state{item_tile(tile)};  // [VT, KP]
     Products::begin(d_rows);
     Products::template add_times_state<KP, VT>(d_rows, scan, state, warp, lane);
     Products::end();
     if (!of_query) store_d_v<VT>(args, scan.solved, row_pair(beta), place, first_row, tile * VT, lane);
     if constexpr (kGated) {
+      // Read again when the state has made room for it, then from the cache.
+      constexpr int kRounds = VT * KP / 8 / kGradientThreads;
+      constexpr int kBatch = KP > 128 ? 8 : 4;  // loads under way at a time
+      const auto* after = reinterpret_cast<const uint4*>(args.d_states + (value_matrix + tile) * VT * KP);
 #pragma unroll
       for (int round = 0; round < kRounds; round += kBatch) {
-        if (!kWide) load_after(tile, round);
+        uint4 pieces[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch && round + i < kRounds; ++i)
+          pieces[i] = after[(round + i) * kGradientThreads + threadIdx.x];
 #pragma unroll
         for (int i = 0; i < kBatch && round + i < kRounds; ++i)
           of_states += dot_of_pieces(
-              after_pieces[i],
-              read_shared_piece(state.base + ((round + i) * kGradientThreads + threadIdx.x) * 16));
+              pieces[i], read_shared_piece(state.base + ((round + i) * kGradientThreads + threadIdx.x) * 16));
       }
     }
     Products::template wait<0>(d_rows);
-    if constexpr (kWide) {
-      __syncthreads();
-      if (tile == value_tiles - 1) copy_queries_and_keys();
-      copy_item(tile + 2);
-    }
   }
   {
     const float2 betas = row_pair(beta);
@@ -418,15 +365,17 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     }
     scale_rows(d_rows, weight);
   }
-  if constexpr (!kWide) {
-    __syncthreads();  // dO, F and the state are done with
-    copy_queries_and_keys();
-    if (own_write_key)
-      copy_write_key();
-    else
-      copy_state(args.d_states, 0, item_tile(0));
-    if (value_tiles > 1) copy_error(0, error_tile(0).base);
-  }
+  __syncthreads();  // dO, F and the state are done with
+  copy_rows_async<kGradientThreads>(q, rows_at(args.in.q, place.token, place.key_head),
+                                    args.in.q.token_stride, place.rows, shape.key_size);
+  copy_rows_async<kGradientThreads>(k, rows_at(args.in.k, place.token, place.key_head),
+                                    args.in.k.token_stride, place.rows, shape.key_size);
+  if (own_write_key)
+    copy_rows_async<kGradientThreads>(w, rows_at(args.in.write_key, place.token, head),
+                                      args.in.write_key.token_stride, place.rows, shape.key_size);
+  else
+    copy_state(args.d_states, 0);
+  if (value_tiles > 1) copy_error(0, error.base);
   if constexpr (kGated) decay_rows.add_pairs();
   arrived();
   const RowTile<KP> own = of_query ? q : k;
@@ -447,12 +396,8 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   Products::template wait<0>(d_rows);
   if (own_write_key) {
     __syncthreads();  // w is done with, its place is the state's
-    if constexpr (kWide) {
-      copy_item(first_gradient + 1);
-    } else {
-      copy_state(args.d_states, 0, item_tile(0));
-      arrived();
-    }
+    copy_state(args.d_states, 0);
+    arrived();
   }
 
   // The gradient of the write key, rows of tokens again, half of the channels a warp: beta E times the
@@ -461,25 +406,15 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   float d_write[KP / 16][4] = {};
   for (int tile = 0; tile < value_tiles; ++tile) {
     if (tile > 0) {
-      if constexpr (kWide) {
-        item_arrived();
-      } else {
-        __syncthreads();
-        copy_error(tile, error_tile(0).base);
-        copy_state(args.d_states, tile, item_tile(0));
-        arrived();
-      }
+      __syncthreads();
+      copy_error(tile, error.base);
+      copy_state(args.d_states, tile);
+      arrived();
     }
-    const BlockTile<kChunk> error = error_tile(kWide ? tile % 2 : 0);
-    const BlockTile<KP> state{item_tile(first_gradient + tile)};
     Products::begin(d_write);
     Products::template add_error_times_state<KP, VT>(d_write, error, state, first_column, warp, lane);
     Products::end();
     Products::template wait<0>(d_write);
-    if constexpr (kWide) {
-      __syncthreads();
-      copy_item(first_gradient + tile + 2);
-    }
   }
   {
     float2 written = row_pair(beta);
@@ -586,16 +521,16 @@ void launch_gradients(const DeltaRuleBackwardGradientsArgs& args, CUstream_st* s
 
 }  // namespace
 
-bool delta_rule_takes_wide_keys() { return GradientMemory<256, 64>::bytes(true) <= shared_memory_limit(); }
+bool delta_rule_takes_wide_keys() { return GradientMemory<256, 128>::bytes(true) <= shared_memory_limit(); }
 
 void launch(const DeltaRuleBackwardGradientsArgs& args, CUstream_st* stream) {
   if (args.in.shape.num_chunks * args.in.shape.num_value_heads == 0) return;
   by_any_key_size(args.in.shape, [&](auto padded) {
     constexpr int KP = decltype(padded)::value;
     const bool gated = args.in.log_decay != nullptr;
-    if (KP > kDeltaRuleNarrowKeySize || delta_rule_padded_value_size(args.in.shape.value_size) == 64)
+    if (delta_rule_padded_value_size(args.in.shape.value_size) == 64)
       gated ? launch_gradients<KP, 64, true>(args, stream) : launch_gradients<KP, 64, false>(args, stream);
-    else if constexpr (KP <= kDeltaRuleNarrowKeySize)
+    else
       gated ? launch_gradients<KP, 128, true>(args, stream) : launch_gradients<KP, 128, false>(args, stream);
   });
 }

@@ -135,9 +135,8 @@ struct BackwardChain {
     const float root_of_key_size = sqrtf(static_cast<float>(in.key_size));
     BackwardToken<P, Channel> next;
     int worker = 0;
-    int previous = 0;
     if (blocks > 0) {
-      scan_meet(worker);
+      scan_meet(scan_barrier(worker, 0, workers), 0, blocks);
       next.load(slots[worker], Slot::kTokens - 1);
     }
     for (int64_t block = blocks - 1; block >= 0; --block) {
@@ -146,8 +145,7 @@ struct BackwardChain {
       const int following = worker + 1 == workers ? 0 : worker + 1;
       const auto fetch = [&](int token) {
         const bool within = token > 0;
-        if (!within && block + 1 < blocks) scan_meet(previous);
-        if (!within && more) scan_meet(following);
+        if (!within) scan_meet(scan_barrier(following, 0, workers), blocks - block, blocks);
         next.load(within || !more ? slot : slots[following], within ? token - 1 : Slot::kTokens - 1);
       };
       bool fixed = false;
@@ -159,10 +157,9 @@ struct BackwardChain {
         if (fixed) walk<true>(slot, next, fetch);
       }
       if (!fixed) walk<false>(slot, next, fetch);
-      previous = worker;
       worker = following;
     }
-    if (blocks > 0) scan_meet(previous);
+    if (blocks > 0) scan_meet(scan_barrier(worker, 1, workers), blocks + 1, blocks);
 #pragma unroll
     for (int i = 0; i < P; ++i) gradient[i] *= inverse_scale;
     if (args.d_initial != nullptr) store_row<float, P>(args.d_initial + state, gradient, chain.active);
@@ -271,24 +268,10 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
     }
     square = warp_sum(square);
     if (lane == 0) slot.bound = {growth, sqrtf(kTokens * square) + kLostInSquares};
-    // The other gradient of the key, added to this one's: for the last tokens on its way while the chain
-    // walks.
-    const PrecondScanRows& other = args.d_read_key;
-    const bool adds =
-        other.data != nullptr && chain.head == chain.key_head * (in.num_value_heads / in.num_key_heads);
-    const T* others = static_cast<const T*>(other.data) + begin * other.token_stride +
-                      chain.key_head * other.head_stride + chain.channel;
-    Row<T, P> next_other[kScanGroup] = {};
-    const auto load_others = [&](int group) {
-      if (!adds) return;
-#pragma unroll
-      for (int i = 0; i < kScanGroup; ++i)
-        next_other[i] = load_row<T, P>(others + min(group + i, count - 1) * other.token_stride);
-    };
-    load_others(kTokens - kScanGroup);
     if (!args.detach) {
-      scan_meet(worker);
-      scan_meet(worker);
+      const int64_t place = blocks - 1 - block;
+      scan_meet(scan_barrier(worker, 0, workers), place, blocks);
+      scan_meet(scan_barrier(worker, kScanBehind, workers), place + kScanBehind, blocks);
     }
 
     // <lambda, x> (eq. 6) and what follows from it for a token as a whole. <k, dk> needs no further sum over
@@ -317,10 +300,6 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
     float through_retention = 0.0f;
 #pragma unroll 1
     for (int group = kTokens - kScanGroup; group >= 0; group -= kScanGroup) {
-      Row<T, P> added[kScanGroup];
-#pragma unroll
-      for (int i = 0; i < kScanGroup; ++i) added[i] = next_other[i];
-      if (group > 0) load_others(group - kScanGroup);
       float sums[kScanGroup];
 #pragma unroll
       for (int i = kScanGroup - 1; i >= 0; --i) {
@@ -330,7 +309,6 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
         float lambda[P];
         float k[P];
         float from[P];
-        float more[P];
         float r[Channel ? P : 1] = {slot.coefficients[token].y};
         get_row<P>(x, slot.x[token]);
         get_row<P>(through, slot.through[token]);
@@ -338,7 +316,6 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
         if constexpr (Channel) get_row<P>(r, slot.retention[token]);
         slot.key[token][lane].unpack(k);
         slot.upstream[token][lane].unpack(from);
-        added[i].unpack(more);
         const float4 scalars = slot.scalars[token];  // pull, step, constant along the key, rstd
         through_clip<P>(lambda, gradient, x);
         const float twice_step = 2.0f * scalars.y;
@@ -349,7 +326,7 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
         for (int c = 0; c < P; ++c) {
           gradient[c] = r[Channel ? c : 0] * lambda[c] + through[c] - scalars.x * fabsf(x[c]);  // eq. 11
           const float d_x = twice_step * lambda[c] - twice_pull * d[c] - scalars.z;             // eq. 9
-          d_key[c] = scalars.w * (k[c] * d_x + d[c] * from[c]) + more[c];                       // eq. 10
+          d_key[c] = scalars.w * (k[c] * d_x + d[c] * from[c]);                                 // eq. 10
           lambda[c] *= in.anchored ? d[c] - 1.0f : d[c];                                        // eq. 7
           sums[i] += lambda[c];
         }

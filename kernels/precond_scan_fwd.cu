@@ -7,10 +7,8 @@
 namespace osdn::kernels {
 namespace {
 
-// Of a block: the most there are, and where there are more chains than multiprocessors, so that two blocks
-// fit.
-constexpr int kForwardWarps = 16;
-constexpr int kForwardHalfWarps = 12;
+constexpr int kForwardWarps = 12;
+constexpr int kForwardThreads = kForwardWarps * kWarpSize;
 constexpr int kFloatBlocks = 64;        // of a worker, whose statistics' terms are summed in fp32
 constexpr float kFixedPointBox = 8.0f;  // largest d for which sums over unit keys are taken in fixed point
 
@@ -59,9 +57,8 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
       .unpack(d);
   ForwardToken<P, Channel> next;
   int worker = 0;
-  int previous = 0;
   if (blocks > 0) {
-    scan_meet(worker);
+    scan_meet(scan_barrier(worker, 0, workers), 0, blocks);
     next.load(slots[worker], 0);
   }
   for (int64_t block = 0; block < blocks; ++block) {
@@ -80,8 +77,7 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
           next.load(slot, token + 1);
         } else {
           const bool within = token + 1 < Slot::kTokens;
-          if (!within && block > 0) scan_meet(previous);
-          if (!within && more) scan_meet(following);
+          if (!within) scan_meet(scan_barrier(following, 0, workers), block + 1, blocks);
           next.load(within || !more ? slot : slots[following], within ? token + 1 : 0);
         }
         const float step = now.step(total);
@@ -90,10 +86,9 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
         if (scan_lane() == 0) slot.total[token] = total;
       }
     }
-    previous = worker;
     worker = following;
   }
-  if (blocks > 0) scan_meet(previous);
+  if (blocks > 0) scan_meet(scan_barrier(worker, 1, workers), blocks + 1, blocks);
   store_row<float, P>(args.final_d + chain.state * in.key_size + chain.channel, d, chain.active);
 }
 
@@ -211,9 +206,9 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
     const float4 coefficients = {__fmaf_rn(c.feedback, scale.zero * scale.unit, c.gain),
                                  c.feedback * scale.unit, retention, scan_anchor(retention, in.anchored)};
     if (lane < kTokens) slot.coefficients[own] = coefficients;
-    scan_meet(worker);
+    scan_meet(scan_barrier(worker, 0, workers), block, blocks);
 
-    scan_meet(worker);
+    scan_meet(scan_barrier(worker, kScanBehind, workers), block + kScanBehind, blocks);
     float d[P];
     get_row<P>(d, slot.d);
     if (args.block_d != nullptr)
@@ -243,7 +238,7 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
 }
 
 template <typename T, int P, bool Channel>
-__global__ void __launch_bounds__((P < 8 ? 2 * kForwardHalfWarps : kForwardWarps) * kWarpSize)
+__global__ void __launch_bounds__(kForwardThreads, P < 8 ? 2 : 1)
     precond_scan_forward_kernel(const __grid_constant__ PrecondScanForwardArgs args, int workers) {
   using Slot = ForwardSlot<T, P, Channel>;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -285,8 +280,7 @@ __global__ void __launch_bounds__((P < 8 ? 2 * kForwardHalfWarps : kForwardWarps
   const int term = static_cast<int>(threadIdx.x);
   if (term >= kResidualTerms) return;
   double all = parts[0][term];
-  for (int part = 1; part < static_cast<int>(blockDim.x) / kWarpSize; ++part)
-    all = merge_residual_term(term, all, parts[part][term]);
+  for (int part = 1; part < kForwardWarps; ++part) all = merge_residual_term(term, all, parts[part][term]);
   args.statistics[static_cast<int64_t>(blockIdx.x) * kResidualTerms + term] = all;
 }
 
@@ -294,17 +288,11 @@ __global__ void __launch_bounds__((P < 8 ? 2 * kForwardHalfWarps : kForwardWarps
 
 void launch(const PrecondScanForwardArgs& args, CUstream_st* stream) {
   if (args.in.num_sequences * args.in.num_value_heads == 0 || args.in.key_size == 0) return;
-  int device = 0;
-  int multiprocessors = 0;
-  OSDN_CUDA_CHECK(cudaGetDevice(&device));
-  OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  const bool one_each = args.in.num_sequences * args.in.num_value_heads <= multiprocessors;
   by_key(args.in, [&](auto type, auto channels, auto channel_retention) {
     using T = decltype(type);
     constexpr int P = decltype(channels)::value;
     constexpr bool kChannel = decltype(channel_retention)::value;
-    const int warps = P == 8 || one_each ? kForwardWarps : kForwardHalfWarps;
-    launch_scan<ForwardSlot<T, P, kChannel>>(precond_scan_forward_kernel<T, P, kChannel>, warps, args,
+    launch_scan<ForwardSlot<T, P, kChannel>>(precond_scan_forward_kernel<T, P, kChannel>, kForwardWarps, args,
                                              stream);
   });
 }

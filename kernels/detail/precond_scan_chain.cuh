@@ -34,11 +34,23 @@ __device__ inline int scan_worker() {
   return warp % kScanSchedulers == 0 ? -1 : scan_workers(warp) - 1;
 }
 
-/// Where the chain's warp and a worker meet, twice a block of tokens: before the chain walks through it, and
-/// when the chain is through with it. The second time is at the end of the next block, since the last sum of
-/// a block is still under way when the chain leaves it; of two workers the one that is done comes first.
-__device__ inline void scan_meet(int worker) {
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + worker), "n"(2 * kWarpSize) : "memory");
+/// Where warps meet, once a block of tokens: place p lies before block p of the chain's walk. There the
+/// worker of block p has it ready in shared memory, and the worker of block p - 2 learns that the chain is
+/// through with it. (Of block p - 1 the last sum is still under way, which the chain's warp would have to
+/// wait for.)
+constexpr int kScanBehind = 2;
+
+/// Barrier number of the place `distance` (less than `workers`) behind the one where `worker` has a block
+/// ready.
+__device__ inline int scan_barrier(int worker, int distance, int workers) {
+  const int ahead = worker + distance;
+  return 1 + (ahead < workers ? ahead : ahead - workers);
+}
+
+/// By the chain's warp and the workers that meet it at `place`.
+__device__ inline void scan_meet(int barrier, int64_t place, int64_t blocks) {
+  const int warps = 1 + (place < blocks ? 1 : 0) + (place >= kScanBehind ? 1 : 0);
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * kWarpSize) : "memory");
 }
 
 template <typename T, int P, bool Channel>
@@ -277,8 +289,8 @@ void launch_scan(void (*kernel)(Args, int), int warps, const Args& args, CUstrea
   int limit = 0;
   OSDN_CUDA_CHECK(cudaGetDevice(&device));
   OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  static_assert(2 * sizeof(Slot) <= 99 * 1024,
-                "a worker has a block ready while another one's is walked through");
+  static_assert((kScanBehind + 1) * sizeof(Slot) <= 99 * 1024,
+                "a worker for every block that one meeting is about");
   int workers = limit / static_cast<int>(sizeof(Slot));
   workers = workers < scan_workers(warps) ? workers : scan_workers(warps);
   const int bytes = workers * static_cast<int>(sizeof(Slot));

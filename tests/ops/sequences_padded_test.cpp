@@ -1,4 +1,4 @@
-// Empty sequences behind the others, as a CUDA graph pads them, change no bit of what the kernels give.
+// Empty sequences behind the others, as a CUDA graph pads them, change no bit of what ops give.
 #include <vector>
 
 #include "ops/delta_rule.h"
@@ -7,21 +7,26 @@
 #include "tests/support/test.h"
 
 namespace osdn::ops {
-namespace sequences_cuda_test {
+namespace sequences_padded_test {
 
-constexpr int64_t kTokens = 230;
+constexpr int64_t kTokens = 90;
 constexpr int64_t kHeads = 2;
 constexpr int64_t kSize = 128;
 
-at::Tensor random(at::IntArrayRef shape, at::ScalarType type, uint64_t seed) {
-  at::manual_seed(seed);
-  return at::randn(shape).to(at::Device(at::kCUDA, 0)).to(type).set_requires_grad(true);
-}
+/// Leaves on one device.
+struct Random {
+  at::Device device;
+  at::Tensor operator()(at::IntArrayRef shape, at::ScalarType type, uint64_t seed) const {
+    at::manual_seed(seed);
+    return at::randn(shape).to(device).to(type).set_requires_grad(true);
+  }
+};
 
 enum class Decay { kNone, kScalar, kChannel };
 
 /// Output, final states of the first three sequences and all gradients.
 std::vector<at::Tensor> delta_rule_of(const SequencesPtr& sequences, Decay decay, bool write_key) {
+  const Random random{sequences->offsets().device()};
   const std::vector<int64_t> rows = {kTokens, kHeads, kSize};
   DeltaRuleArgs args;
   args.q = random(rows, at::kBFloat16, 1);
@@ -47,10 +52,11 @@ std::vector<at::Tensor> delta_rule_of(const SequencesPtr& sequences, Decay decay
 }
 
 std::vector<at::Tensor> scan_of(const SequencesPtr& sequences) {
+  const Random random{sequences->offsets().device()};
   PrecondScanArgs args;
   args.k = random({kTokens, kHeads, kSize}, at::kBFloat16, 1);
   args.beta = at::sigmoid(random({kTokens, kHeads}, at::kFloat, 2)).detach().set_requires_grad(true);
-  const at::Tensor sink = at::zeros({kHeads, kSize}, at::TensorOptions().device(at::kCUDA));
+  const at::Tensor sink = at::zeros({kHeads, kSize}, at::TensorOptions().device(random.device));
   args.initial_scale = {.value = at::ones_like(sink), .sink = sink};
   args.sequences = sequences;
   args.collect_statistics = true;
@@ -69,23 +75,32 @@ void check_equal_bits(const std::vector<at::Tensor>& found, const std::vector<at
   }
 }
 
-// Three sequences of two heads are scanned by four warps each, a hundred and more by eight.
-TEST_CASE("empty sequences at the end change no bit of delta_rule and precond_scan",
-          "[sequences_cuda][cuda]") {
-  const std::vector<int64_t> offsets = {0, 130, 131, kTokens};
-  const at::Device device(at::kCUDA, 0);
-  const int64_t padded_to = GENERATE(4, 40, 300);
-  CAPTURE(padded_to);
+/// The padded sequences.
+SequencesPtr check_padding(at::Device device, int64_t padded_to) {
+  const std::vector<int64_t> offsets = {0, 66, 67, kTokens};
   const SequencesPtr exact = Sequences::make(offsets, device);
   const SequencesPtr padded = Sequences::padded(offsets, padded_to, device);
+  CAPTURE(padded_to);
   for (const Decay decay : {Decay::kNone, Decay::kScalar, Decay::kChannel})
     for (const bool write_key : {false, true}) {
       CAPTURE(static_cast<int>(decay), write_key);
       check_equal_bits(delta_rule_of(padded, decay, write_key), delta_rule_of(exact, decay, write_key));
     }
   check_equal_bits(scan_of(padded), scan_of(exact));
-  CHECK(!padded->lengths_read());
+  return padded;
 }
 
-}  // namespace sequences_cuda_test
+// Three sequences of two heads are scanned by four warps each, a hundred and more by eight.
+TEST_CASE("empty sequences at the end change no bit of delta_rule and precond_scan on a GPU",
+          "[sequences_padded][cuda]") {
+  const int64_t padded_to = GENERATE(4, 40, 300);
+  CHECK(!check_padding(at::Device(at::kCUDA, 0), padded_to)->lengths_read());
+}
+
+TEST_CASE("empty sequences at the end change no bit of delta_rule and precond_scan on a CPU",
+          "[sequences_padded]") {
+  CHECK(check_padding(at::kCPU, 5)->lengths_read());
+}
+
+}  // namespace sequences_padded_test
 }  // namespace osdn::ops

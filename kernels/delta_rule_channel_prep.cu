@@ -96,16 +96,13 @@ struct ChannelPrepare {
   __device__ uint32_t address(int r) const { return (lane_address ^ ((r & 7) << 4)) + r * 128; }
 
   // Fragments of 16 channels of a tile: `ldmatrix` addresses for the tile's first 16 tokens at `base`; a step
-  // of 16 channels is an exclusive or, 16 tokens and 64 channels are added. Made anew for every product
-  // rather than kept.
+  // of 16 channels is an exclusive or, 16 tokens and 64 channels are added.
   static constexpr int kPanelBytes = RowTile<KP>::kPanelBytes;
   __device__ uint32_t a_address() const {
-    const int thread = copying_thread();
-    return q().piece(((thread >> 3) & 1) * 8 + (thread & 7), ((thread >> 4) & 1) * 8);
+    return q().piece(((lane >> 3) & 1) * 8 + (lane & 7), (lane >> 4) * 8);
   }
   __device__ uint32_t b_address() const {
-    const int thread = copying_thread();
-    return q().piece(((thread >> 4) & 1) * 8 + (thread & 7), ((thread >> 3) & 1) * 8);
+    return q().piece((lane >> 4) * 8 + (lane & 7), ((lane >> 3) & 1) * 8);
   }
   __device__ static uint32_t step_of(uint32_t address, int step) { return address ^ (step << 5); }
 
@@ -234,10 +231,6 @@ struct ChannelPrepare {
   __device__ static uint2 rounded(const float (&x)[4]) {
     return make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
   }
-  /// Rounded once: what reaches the end of a chunk is all that the state keeps of it.
-  __device__ static uint2 scaled(uint2 x, const float (&factors)[4]) {
-    return make_uint2(scaled_pair(x.x, factors[0], factors[1]), scaled_pair(x.y, factors[2], factors[3]));
-  }
   __device__ static uint2 multiply(uint2 x, uint2 y) {
     return make_uint2(multiply_pairs(x.x, y.x), multiply_pairs(x.y, y.y));
   }
@@ -267,15 +260,15 @@ struct ChannelPrepare {
         if (warp == 0) args.chunk_decay[slot * KP + channel + i] = exp2_approx(all[i]);
       }
       const int64_t at = log_decay_at(shape, place, first_row, channel);
-      const uint32_t stride = 2 * row_stride();
       char* const to_q = reinterpret_cast<char*>(args.q + at);
       char* const to_k = reinterpret_cast<char*>(args.k + at);
       char* const to_write_key = reinterpret_cast<char*>(args.write_key + at);
+      uint32_t offset = 0;
       const int rows = channel < shape.key_size ? place.rows - first_row : 0;
 #pragma unroll
       for (int r = 0; r < kSubBlock; ++r) {
         const auto store = [&](char* target, uint2 words) {
-          if (r < rows) *reinterpret_cast<uint2*>(target + r * stride) = words;
+          if (r < rows) *reinterpret_cast<uint2*>(target + offset) = words;
         };
         const uint2 query = read_tile(address(r) + Memory::kQuery);
         const uint2 key = read_tile(address(r) + Memory::kKey);
@@ -287,15 +280,14 @@ struct ChannelPrepare {
         write_tile(address(r) + Memory::kKey, multiply(key, from_block));
 #pragma unroll
         for (int i = 0; i < 4; ++i) factors[i] *= before[i];
-        store(to_q, scaled(query, factors));
-        store(to_k, scaled(key, factors));
+        const uint2 from_start = rounded(factors);
+        store(to_q, multiply(query, from_start));
+        store(to_k, multiply(key, from_start));
         const uint2 write = kOwnWriteKey ? read_tile(address(r) + Memory::kColumns) : key;
         const bool inverse = r < inverse_columns;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float exponent = inverse ? kColumnExponent : logs[kSubBlock - 1][i];
-          factors[i] = exp2_approx(exponent - logs[r][i]);
-        }
+        for (int i = 0; i < 4; ++i)
+          factors[i] = exp2_approx((inverse ? kColumnExponent : logs[kSubBlock - 1][i]) - logs[r][i]);
         write_tile(address(r) + Memory::kColumns, multiply(write, rounded(factors)));
         const float written = kOwnWriteKey ? 1.0f : read_shared(k_rstd() + (first_row + r) * 4);
 #pragma unroll
@@ -303,7 +295,8 @@ struct ChannelPrepare {
           factors[i] = exp2_approx(until_end[i] - logs[r][i]);
           if (!kOwnWriteKey) factors[i] *= written;
         }
-        store(to_write_key, scaled(write, factors));
+        store(to_write_key, multiply(write, rounded(factors)));
+        offset += 2 * row_stride();
       }
     }
     if (threadIdx.x < KP / 2) {

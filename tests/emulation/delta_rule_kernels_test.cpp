@@ -399,7 +399,9 @@ TEST_CASE("the kernels on warpgroups equal the recurrence and its gradients", "[
 
 TEST_CASE("odd sizes, several heads and a single token go through the kernels", "[delta_rule_kernels]") {
   const Gate gate = GENERATE(Gate::kScalar, Gate::kChannel);
-  const Shape shape = GENERATE(Shape{9, 2, 96, 80}, Shape{1, 3, 16, 48}, Shape{65, 1, 128, 256});
+  // A single token in many heads: the gradient of beta is one number a head, whose terms may happen to
+  // cancel.
+  const Shape shape = GENERATE(Shape{9, 2, 96, 80}, Shape{1, 12, 16, 48}, Shape{65, 1, 128, 256});
   check_kernels(shape, {.gate = gate, .write_key = true});
 }
 

@@ -89,11 +89,6 @@ __device__ inline void copy_async_4(uint32_t target, const void* source, bool va
                : "memory");
 }
 
-/// Asks for a line of global memory to be in the L2 cache soon.
-__device__ inline void prefetch_line(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int Pending>

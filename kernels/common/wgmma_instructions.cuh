@@ -39,8 +39,8 @@ __device__ inline void wgmma_wait() {
 #endif
 }
 
-/// The warpgroup's threads go on with `Registers` (a multiple of 8) each, more or fewer than a block's threads
-/// started with. Called by all of its warps.
+/// The warpgroup's threads go on with `Registers` (a multiple of 8) each, more or fewer than the threads of a
+/// block started with. Called by all of its warps.
 template <int Registers>
 __device__ inline void take_registers() {
 #if OSDN_WGMMA

@@ -130,7 +130,6 @@ inline void copy_async_4(uint32_t target, const void* source, bool valid) {
   if (valid) std::memcpy(&bits, source, 4);
   write_shared_as(target, bits);
 }
-inline void prefetch_line(const void*) {}
 inline void copy_async_commit() {}
 template <int Pending>
 void copy_async_wait() {}

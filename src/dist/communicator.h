@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -84,6 +85,11 @@ class Communicator {
   /// Throws EnvironmentError naming rank, step and collective when one failed or ran into its time-out in the
   /// background. On CUDA that is known once the host has waited for the device: call it there.
   virtual void check() = 0;
+
+  /// Ends what is under way, on any thread: the host's waits return. Nothing may be started afterwards.
+  virtual void abandon() {}
+  /// Runs when what is under way is ended for a failure, by a thread in the background, before it.
+  virtual void when_failed(std::function<void()> /*release*/) {}
 
   /// A board of this job; nullptr in a world of one.
   virtual std::unique_ptr<Board> open_board() = 0;

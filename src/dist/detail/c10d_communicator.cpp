@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -156,7 +158,7 @@ class C10dCommunicator : public Communicator {
     }
     if (device.is_cuda())
       watchdog_.emplace(Watchdog::Options{
-          .timeout = timeout, .end_waiting = [this] { backend_->abort(); }, .outlives_owner = true});
+          .timeout = timeout, .end_waiting = [this] { end_waiting(); }, .outlives_owner = true});
     token_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device));
     if (!device.is_cuda()) return;
     try {
@@ -221,6 +223,15 @@ class C10dCommunicator : public Communicator {
     if (const auto failure = watchdog_->failure()) throw EnvironmentError("{}", *failure);
   }
 
+  void abandon() override {
+    if (device_.is_cuda()) backend_->abort();
+  }
+
+  void when_failed(std::function<void()> release) override {
+    const std::lock_guard lock(release_mutex_);
+    release_ = std::move(release);
+  }
+
   std::unique_ptr<Board> open_board() override { return std::make_unique<TcpBoard>(store_->clone()); }
 
  protected:
@@ -252,6 +263,14 @@ class C10dCommunicator : public Communicator {
   }
 
  private:
+  void end_waiting() {
+    {
+      const std::lock_guard lock(release_mutex_);
+      if (release_) release_();
+    }
+    backend_->abort();
+  }
+
   /// NCCL's own message for two ranks on one GPU names a bus address and no cure.
   void claim_gpu() {
     if (store_->add("claimed_" + gpu_identity(), 1) == 1) return;
@@ -338,8 +357,10 @@ class C10dCommunicator : public Communicator {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::vector<std::unique_ptr<Captured>> captured_;  // by recording
-  std::optional<Watchdog> watchdog_;                 // of NCCL; Gloo's waits end by themselves
-  at::Tensor token_;                                 // [1] what a barrier sums
+  std::mutex release_mutex_;
+  std::function<void()> release_;     // see when_failed()
+  std::optional<Watchdog> watchdog_;  // of NCCL; Gloo's waits end by themselves
+  at::Tensor token_;                  // [1] what a barrier sums
 };
 
 }  // namespace c10d_communicator_detail

@@ -62,6 +62,11 @@ class PeerCommunicator : public Communicator {
   void watch_replay(int64_t recording) override { others_->watch_replay(recording); }
   std::unique_ptr<Board> open_board() override { return others_->open_board(); }
 
+  void abandon() override {
+    if (flags_) flags_->give_up();
+    others_->abandon();
+  }
+  void when_failed(std::function<void()> release) override { others_->when_failed(std::move(release)); }
   void record_done(const Collective& collective) override { others_->record_done(collective); }
 
   void check() override {
@@ -183,8 +188,11 @@ class PeerCommunicator : public Communicator {
     scratch_ = at::empty({kScratch}, at::TensorOptions().dtype(at::kFloat).device(device()));
     side_.emplace();
     flags_ = std::move(flags);
-    watchdog_.emplace(Watchdog::Options{
-        .timeout = timeout_, .end_waiting = [this] { flags_->give_up(); }, .outlives_owner = true});
+    // Whichever side fails, the other one is released too: freeing memory, or the first use of a kernel,
+    // waits within the driver for all that is queued, and keeps other threads out of it.
+    watchdog_.emplace(
+        Watchdog::Options{.timeout = timeout_, .end_waiting = [this] { abandon(); }, .outlives_owner = true});
+    others_->when_failed([this] { flags_->give_up(); });
     try_links();
     return {};
   }
@@ -318,7 +326,9 @@ class PeerCommunicator : public Communicator {
 
   /// Orderly, once the others have what they need; else at once.
   void close() {
+    const auto orderly = [this] { return std::uncaught_exceptions() == 0 && !watchdog_->failure(); };
     try {
+      if (!orderly()) abandon();
       std::vector<std::unique_ptr<DeviceMark>> ends;
       const auto mark = [&] { ends.push_back(std::make_unique<DeviceMark>()); };
       mark();
@@ -327,14 +337,15 @@ class PeerCommunicator : public Communicator {
         for (const auto& end : ends)
           while (!end->reached() && waits()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       };
-      wait_while([&] { return std::uncaught_exceptions() == 0 && !watchdog_->failure(); });
-      flags_->give_up();
+      wait_while(orderly);
+      if (!orderly()) abandon();
       const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
       wait_while([&] { return std::chrono::steady_clock::now() < until; });
     } catch (const std::exception& failure) {
       log::warning("rank {}: ending the exchange between GPUs failed: {}", rank(), failure.what());
     }
     watchdog_.reset();
+    others_->when_failed({});
   }
 
   std::unique_ptr<Communicator> others_;

@@ -127,8 +127,10 @@ __global__ void __launch_bounds__(kPrepareThreads, KP > 128 ? 2 : 6)
     delta_rule_prepare_kernel(const __grid_constant__ DeltaRulePrepareArgs args) {
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
-  const ChunkPlace place = place_of(shape, blockIdx.x / shape.num_value_heads, head);
-  if (!place.exists) return;
+  // Asked of the lists, not of the place: kept until there, its parts do not all fit the registers.
+  const int64_t chunk = blockIdx.x / shape.num_value_heads;
+  if (chunk >= shape.chunk_offsets[shape.num_sequences]) return;
+  const ChunkPlace place = place_of(shape, chunk, head);
   const int64_t slot = place.slot(shape);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;

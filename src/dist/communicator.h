@@ -89,7 +89,7 @@ class Communicator {
   /// Ends what is under way, on any thread: the host's waits return. Nothing may be started afterwards.
   virtual void abandon() {}
   /// Runs when what is under way is ended for a failure, by a thread in the background, before it.
-  virtual void when_failed(std::function<void()> /*release*/) {}
+  virtual void when_failed(const std::function<void()>& /*release*/) {}
 
   /// A board of this job; nullptr in a world of one.
   virtual std::unique_ptr<Board> open_board() = 0;

@@ -17,6 +17,6 @@ void DeviceGraph::record(const std::function<void()>&, const DeviceGraph*) {
 void DeviceGraph::replay() { throw InternalError("device graph: this program was built without CUDA"); }
 
 ForbidSynchronization::ForbidSynchronization() = default;
-ForbidSynchronization::~ForbidSynchronization() = default;
+ForbidSynchronization::~ForbidSynchronization() {}  // the other build has something to undo: not trivial
 
 }  // namespace osdn

@@ -227,9 +227,9 @@ class C10dCommunicator : public Communicator {
     if (device_.is_cuda()) backend_->abort();
   }
 
-  void when_failed(std::function<void()> release) override {
+  void when_failed(const std::function<void()>& release) override {
     const std::lock_guard lock(release_mutex_);
-    release_ = std::move(release);
+    release_ = release;
   }
 
   std::unique_ptr<Board> open_board() override { return std::make_unique<TcpBoard>(store_->clone()); }

@@ -66,7 +66,7 @@ class PeerCommunicator : public Communicator {
     if (flags_) flags_->give_up();
     others_->abandon();
   }
-  void when_failed(std::function<void()> release) override { others_->when_failed(std::move(release)); }
+  void when_failed(const std::function<void()>& release) override { others_->when_failed(release); }
   void record_done(const Collective& collective) override { others_->record_done(collective); }
 
   void check() override {

@@ -82,7 +82,7 @@ TEST_CASE("on the GPU, recorded steps give the bits of steps made one by one and
     const std::vector<TokenIds> prompts = {some_tokens(40, 1), some_tokens(80, 2), some_tokens(11, 3)};
     const DecodeState origin = prefill(small.model(), prompts, kDecodeDevice);
     const bool grows =
-        variant.model.attention.layers.size() > 0 || variant.model.backbone == config::Backbone::kTransformer;
+        !variant.model.attention.layers.empty() || variant.model.backbone == config::Backbone::kTransformer;
     CHECK(DecodeGraph::fits(origin) == !grows);
     if (grows) continue;
     const at::Tensor before = origin.layers[0].recurrent.clone();

@@ -16,9 +16,7 @@ using delta_rule_device::check_against_float64;
 using delta_rule_device::Draw;
 using delta_rule_device::draw;
 using delta_rule_device::evaluate;
-using delta_rule_device::kGpu;
 using delta_rule_device::named;
-using delta_rule_device::PortableKernels;
 using delta_rule_test::Decay;
 
 Draw spec_of(std::vector<int64_t> offsets, int64_t K, int64_t V) {

@@ -6,19 +6,13 @@
 #include "base/error.h"
 #include "dist/communicator.h"
 #include "tensor/device.h"
-#include "tensor/device_graph.h"
 #include "tests/dist/collectives.h"
+#include "tests/dist/replays.h"
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
 
 namespace osdn::dist {
 namespace nccl_communicator_test {
-
-/// Asked in a process of its own: one that has spoken to the driver must not fork ranks that do.
-int visible_gpus() {
-  test::Ranks one(1, [](int) { return std::to_string(num_gpus()); });
-  return std::stoi(one.wait(0).text);
-}
 
 std::unique_ptr<Communicator> join(int rank, int world_size, int gpu, int port,
                                    std::chrono::seconds timeout) {
@@ -31,7 +25,7 @@ std::unique_ptr<Communicator> join(int rank, int world_size, int gpu, int port,
 
 TEST_CASE("every collective gives what it promises, on up to four GPUs", "[nccl_communicator][cuda]") {
   namespace t = nccl_communicator_test;
-  const int world = std::min(4, t::visible_gpus());
+  const int world = std::min(4, test::visible_gpus());
   REQUIRE(world >= 1);
   const int port = test::free_port();
   test::Ranks ranks(world, [&](int rank) {
@@ -65,7 +59,7 @@ TEST_CASE("two ranks on one GPU are told apart before NCCL is asked", "[nccl_com
 TEST_CASE("of two GPUs, one whose rank stays away ends the other's collective by time-out, with its name",
           "[nccl_communicator][cuda]") {
   namespace t = nccl_communicator_test;
-  const int gpus = t::visible_gpus();
+  const int gpus = test::visible_gpus();
   REQUIRE(gpus >= 1);
   if (gpus < 2) return;
   const int port = test::free_port();
@@ -94,46 +88,14 @@ TEST_CASE(
     "of two GPUs, collectives in a captured graph run at every replay, and one that does not end is named",
     "[nccl_communicator][cuda]") {
   namespace t = nccl_communicator_test;
-  const int gpus = t::visible_gpus();
+  const int gpus = test::visible_gpus();
   REQUIRE(gpus >= 1);
   if (gpus < 2) return;
   const int port = test::free_port();
   test::Ranks ranks(2, [&](int rank) -> std::string {
     const auto group = t::join(rank, 2, rank, port, std::chrono::seconds(4));
-    const auto on_gpu = at::TensorOptions().device(group->device());
-    constexpr int64_t kPart = 1 << 19;
-    at::Tensor gradients = at::zeros({2 * kPart}, on_gpu);
-    at::Tensor weights = at::zeros({2 * kPart}, on_gpu);
-    DeviceGraph graph;
-    const auto work = [&] {
-      const auto sums = group->start({.kind = CollectiveKind::kReduceScatter,
-                                      .range = gradients,
-                                      .root = 0,
-                                      .what = "gradients of bucket 0"});
-      sums->wait();
-      weights.narrow(0, rank * kPart, kPart).copy_(gradients.narrow(0, rank * kPart, kPart));
-      group->all_gather(weights, "weights of bucket 0");
-    };
-    work();
-    const int64_t recording = group->begin_recording();
-    graph.record(work);
-    for (int64_t step = 1; step <= 3; ++step) {
-      group->set_step(step);
-      gradients.fill_(static_cast<double>(step * (rank + 1)));
-      weights.fill_(-1.0);
-      graph.replay();
-      group->watch_replay(recording);
-      if (!weights.eq(3.0 * static_cast<double>(step)).all().item<bool>())
-        return "wrong sums in replay " + std::to_string(step);
-      group->check();
-    }
-    group->barrier("replays");
-    if (rank == 1) ::raise(SIGSTOP);
-    group->set_step(4);
-    graph.replay();
-    group->watch_replay(recording);
-    const double sum = group->to_host(weights.sum()).item<double>();
-    return "not noticed: " + std::to_string(sum);
+    const at::Tensor gradients = at::zeros({1 << 20}, at::TensorOptions().device(group->device()));
+    return test::replays_until_one_stops(*group, gradients, at::zeros_like(gradients));
   });
   const test::RankResult result = ranks.wait(0);
   INFO(result.text);

@@ -11,8 +11,8 @@
 #include "base/error.h"
 #include "dist/detail/peer_communicator.h"
 #include "tensor/device.h"
-#include "tensor/device_graph.h"
 #include "tests/dist/collectives.h"
+#include "tests/dist/replays.h"
 #include "tests/dist/staged_communicator.h"
 #include "tests/support/ranks.h"
 
@@ -159,9 +159,7 @@ TEST_CASE("ranks of which one cannot export its memory all leave it to the other
 TEST_CASE(
     "of two GPUs, exchanges in a captured graph run at every replay, and one that does not end is named",
     "[peer_communicator][cuda]") {
-  // Asked in a process of its own: one that has spoken to the driver must not fork ranks that do.
-  test::Ranks one(1, [](int) { return std::to_string(num_gpus()); });
-  if (std::stoi(one.wait(0).text) < 2) return;
+  if (test::visible_gpus() < 2) return;
   const int port = test::free_port();
   const auto start = std::chrono::steady_clock::now();
   test::Ranks ranks(2, [&](int rank) -> std::string {
@@ -169,40 +167,10 @@ TEST_CASE(
     const auto group =
         make_communicator(test::rank_on_loopback(rank, 2, port),
                           at::Device(at::kCUDA, static_cast<at::DeviceIndex>(rank)), std::chrono::seconds(4));
-    constexpr int64_t kPart = 1 << 19;
-    at::Tensor gradients = at::zeros({2 * kPart}, at::TensorOptions().device(group->device()));
-    at::Tensor weights = at::zeros_like(gradients);
+    const at::Tensor gradients = at::zeros({1 << 20}, at::TensorOptions().device(group->device()));
+    const at::Tensor weights = at::zeros_like(gradients);
     if (!group->share({gradients, weights})) return "not shared";
-    DeviceGraph graph;
-    const auto work = [&] {
-      const auto sums = group->start({.kind = CollectiveKind::kReduceScatter,
-                                      .range = gradients,
-                                      .root = 0,
-                                      .what = "gradients of bucket 0"});
-      sums->wait();
-      weights.narrow(0, rank * kPart, kPart).copy_(gradients.narrow(0, rank * kPart, kPart));
-      group->all_gather(weights, "weights of bucket 0");
-    };
-    work();
-    const int64_t recording = group->begin_recording();
-    graph.record(work);
-    for (int64_t step = 1; step <= 3; ++step) {
-      group->set_step(step);
-      gradients.fill_(static_cast<double>(step * (rank + 1)));
-      weights.fill_(-1.0);
-      graph.replay();
-      group->watch_replay(recording);
-      if (!weights.eq(3.0 * static_cast<double>(step)).all().item<bool>())
-        return "wrong sums in replay " + std::to_string(step);
-      group->check();
-    }
-    group->barrier("replays");
-    if (rank == 1) ::raise(SIGSTOP);
-    group->set_step(4);
-    graph.replay();
-    group->watch_replay(recording);
-    const double sum = group->to_host(weights.sum()).item<double>();
-    return "not noticed: " + std::to_string(sum);
+    return test::replays_until_one_stops(*group, gradients, weights);
   });
   const test::RankResult result = ranks.wait(0);
   INFO(result.text);

@@ -268,6 +268,16 @@ __device__ void round_scaled(uint32_t (&out)[kChunk / 16][4], const float (&x)[k
   }
 }
 
+/// x += rows times the transposed matrix, or times the matrix: a part of Y.
+template <class Products, bool kTransposed, bool kHalf>
+__device__ void add_times_solve(float (&x)[kChunk / 8][4], const uint32_t (&rows)[kChunk / 16][4],
+                                const typename Products::Triangle& matrix, int lane) {
+  if constexpr (kTransposed)
+    Products::template add_times_upper<kHalf>(x, rows, matrix, lane);
+  else
+    Products::template add_times_lower<kHalf>(x, rows, matrix, lane);
+}
+
 /// x - Y (beta x), transposed (eq. 11), or x - Y^T (beta x) (eq. 12). Both factors are in two parts of bf16,
 /// so that numbers far smaller than the largest one keep their digits.
 template <class Products, bool kTransposed, class Stage>
@@ -289,16 +299,10 @@ __device__ void correct_wide(float (&x)[kChunk / 8][4], const Stage& stage, int 
       }
     }
   }
-  const auto add_product = [&](const uint32_t(&factor)[kChunk / 16][4], const auto& matrix) {
-    if constexpr (kTransposed)
-      Products::template add_times_upper<false>(x, factor, matrix, lane);
-    else
-      Products::template add_times_lower<false>(x, factor, matrix, lane);
-  };
   Products::begin(x);
-  add_product(low, stage.inverse);
-  add_product(high, stage.remainder);
-  add_product(high, stage.inverse);
+  add_times_solve<Products, kTransposed, false>(x, low, stage.inverse, lane);
+  add_times_solve<Products, kTransposed, false>(x, high, stage.remainder, lane);
+  add_times_solve<Products, kTransposed, false>(x, high, stage.inverse, lane);
   Products::end();
   Products::template wait<0>(x);
 }
@@ -336,13 +340,8 @@ __device__ float correct(float (&x)[kChunk / 8][4], const Stage& stage, int lane
   const float inverse_unit = power_of_two(-unit);
   scale_columns(x, [&](int) { return make_float2(inverse_unit, inverse_unit); });
   Products::begin(x);
-  if constexpr (kTransposed) {
-    Products::template add_times_upper<true>(x, scaled, stage.inverse, lane);
-    Products::template add_times_upper<true>(x, scaled, stage.remainder, lane);
-  } else {
-    Products::template add_times_lower<true>(x, scaled, stage.inverse, lane);
-    Products::template add_times_lower<true>(x, scaled, stage.remainder, lane);
-  }
+  add_times_solve<Products, kTransposed, true>(x, scaled, stage.inverse, lane);
+  add_times_solve<Products, kTransposed, true>(x, scaled, stage.remainder, lane);
   Products::end();
   Products::template wait<0>(x);
   return power_of_two(unit);

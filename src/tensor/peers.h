@@ -29,14 +29,11 @@ std::string export_memory(const at::Tensor& memory);
 class PeerMemory {
  public:
   explicit PeerMemory(const std::string& exported);
-  ~PeerMemory();
-  PeerMemory(const PeerMemory&) = delete;
-  PeerMemory& operator=(const PeerMemory&) = delete;
 
   const void* data() const { return data_; }
 
  private:
-  void* allocation_ = nullptr;
+  std::unique_ptr<void, void (*)(void*)> allocation_;
   const void* data_ = nullptr;
 };
 
@@ -45,9 +42,6 @@ class DeviceFlags {
  public:
   /// The memory, whole pages of it, must outlive the flags.
   DeviceFlags(uint32_t* flags, size_t bytes);
-  ~DeviceFlags();
-  DeviceFlags(const DeviceFlags&) = delete;
-  DeviceFlags& operator=(const DeviceFlags&) = delete;
 
   /// Sets flags to 1 once what was queued on the current stream is done, and visible to every GPU and process
   /// that finds one set.
@@ -56,8 +50,8 @@ class DeviceFlags {
   void await(size_t flag);
 
  private:
-  uint32_t* flags_;       // on the host
-  uint64_t address_ = 0;  // for the GPU
+  std::unique_ptr<uint32_t, void (*)(uint32_t*)> flags_;  // on the host, registered
+  uint64_t address_ = 0;                                  // for the GPU
 };
 
 /// Queues a copy from memory of this or another process on the current stream.

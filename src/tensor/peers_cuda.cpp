@@ -65,6 +65,14 @@ CUstreamBatchMemOpParams write_operation(uint64_t address, uint32_t value) {
   return operation;
 }
 
+void close_memory(void* allocation) {
+  if (cudaIpcCloseMemHandle(allocation) != cudaSuccess) cudaGetLastError();
+}
+
+void unregister(uint32_t* memory) {
+  if (cudaHostUnregister(memory) != cudaSuccess) cudaGetLastError();
+}
+
 }  // namespace peers_detail
 
 std::string no_peers_reason() {
@@ -107,27 +115,22 @@ std::string export_memory(const at::Tensor& memory) {
   return text;
 }
 
-PeerMemory::PeerMemory(const std::string& exported) {
+PeerMemory::PeerMemory(const std::string& exported) : allocation_(nullptr, peers_detail::close_memory) {
   peers_detail::Exported memory{};
   OSDN_ASSERT(exported.size() == sizeof(memory), "exported memory of {} bytes", exported.size());
   std::memcpy(&memory, exported.data(), sizeof(memory));
-  OSDN_CUDA_CHECK(cudaIpcOpenMemHandle(&allocation_, memory.allocation, cudaIpcMemLazyEnablePeerAccess));
-  data_ = static_cast<const char*>(allocation_) + memory.offset;
+  void* allocation = nullptr;
+  OSDN_CUDA_CHECK(cudaIpcOpenMemHandle(&allocation, memory.allocation, cudaIpcMemLazyEnablePeerAccess));
+  allocation_.reset(allocation);
+  data_ = static_cast<const char*>(allocation) + memory.offset;
 }
 
-PeerMemory::~PeerMemory() {
-  if (cudaIpcCloseMemHandle(allocation_) != cudaSuccess) cudaGetLastError();
-}
-
-DeviceFlags::DeviceFlags(uint32_t* flags, size_t bytes) : flags_(flags) {
+DeviceFlags::DeviceFlags(uint32_t* flags, size_t bytes) : flags_(nullptr, peers_detail::unregister) {
   OSDN_CUDA_CHECK(cudaHostRegister(flags, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable));
+  flags_.reset(flags);
   void* address = nullptr;
   OSDN_CUDA_CHECK(cudaHostGetDevicePointer(&address, flags, 0));
   address_ = reinterpret_cast<uint64_t>(address);
-}
-
-DeviceFlags::~DeviceFlags() {
-  if (cudaHostUnregister(flags_) != cudaSuccess) cudaGetLastError();
 }
 
 void DeviceFlags::raise(const std::vector<size_t>& flags) {

@@ -1,7 +1,6 @@
 #include "dist/detail/peer_communicator.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -136,7 +135,7 @@ class PeerCommunicator : public Communicator {
     auto* row = rows.data_ptr<uint8_t>() + rank() * kRow;
     row[0] = static_cast<uint8_t>(own.size() % 256);
     row[1] = static_cast<uint8_t>(own.size() / 256);
-    std::memcpy(row + 2, own.data(), own.size());
+    std::copy(own.begin(), own.end(), row + 2);
     rows = rows.to(device());
     others_->all_gather(rows, what);
     rows = others_->to_host(rows).contiguous();

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <new>
 #include <string>
 #include <system_error>
 
@@ -23,6 +22,7 @@
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "tensor/failure.h"
 #include "tensor/logging.h"
 
 namespace osdn::apps {
@@ -105,12 +105,15 @@ int run_caught(int argc, char** argv) {
     return run(argc, argv);
   } catch (const Error& failure) {
     return report_failure(failure.code(), failure.what());
-  } catch (const std::bad_alloc&) {
-    return report_failure(ExitCode::kEnvironmentError, "out of memory");
   } catch (const std::system_error&
                failure) {  // of a path that cannot be looked at: a loop of links, no permission
     return report_failure(ExitCode::kEnvironmentError, failure.what());
   } catch (const std::exception& failure) {
+    if (is_out_of_memory(failure))
+      return report_failure(
+          ExitCode::kEnvironmentError,
+          fmt::format("out of memory: use a machine with more, or ask for less at a time ({})",
+                      first_part(failure.what())));
     return report_failure(ExitCode::kInternalError, first_part(failure.what()));
   }
 }

@@ -20,6 +20,13 @@
 #include "data/detail/sentencepiece_model.h"
 #include "data/detail/utf8.h"
 
+// libsentencepiece and LibTorch's libc10 export a variable of this name each, an object of 32 bytes and an
+// int. Without a definition in the program the dynamic linker gives both of them the int, and sentencepiece's
+// constructor writes over the settings of c10 that lie behind it; one of those makes LibTorch abort where it
+// would throw. This one is large enough for either; c10 does not read it (scripts/check_symbols.sh finds such
+// pairs). NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
+alignas(64) unsigned char FLAGS_minloglevel[64] = {};
+
 namespace osdn::data {
 namespace tokenizer_detail {
 

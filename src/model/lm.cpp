@@ -1,9 +1,9 @@
 #include "model/lm.h"
 
+#include <algorithm>
 #include <string_view>
 
-#include <algorithm>
-
+#include "base/error.h"
 #include "ops/embedding.h"
 #include "ops/linear.h"
 #include "ops/linear_cross_entropy.h"
@@ -38,8 +38,15 @@ std::vector<ParameterSpec> parameter_specs(const config::Model& config, int64_t 
 }
 
 int64_t count_parameters(const std::vector<ParameterSpec>& specs) {
+  // A matrix has fewer than 2^50 elements (the largest vocabulary times the largest width), their sum may
+  // overflow.
   int64_t count = 0;
-  for (const ParameterSpec& spec : specs) count += spec.num_elements();
+  for (const ParameterSpec& spec : specs) {
+    if (__builtin_add_overflow(count, spec.num_elements(), &count))
+      throw UserError(
+          "model: expected at most 2^63 parameters, got more (look at hidden_size, num_layers and "
+          "vocab_size)");
+  }
   return count;
 }
 

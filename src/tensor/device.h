@@ -39,8 +39,14 @@ void synchronize(at::Device device);
 /// Peak bytes that LibTorch's allocator held on a GPU, or the peak resident set of this process for a CPU.
 uint64_t peak_memory_bytes(at::Device device);
 
+/// Bytes of memory that this process may have: the machine's, or what a control group or limit leaves of it.
+uint64_t host_memory_bytes();
+
 /// Gives memory that LibTorch's allocator holds without a tensor in it back to the device; a no-op for a CPU.
 void release_unused_memory(at::Device device);
+
+/// Memory of the host, not set, that the device reads and writes while the host goes on: pinned.
+at::Tensor pinned_memory(at::IntArrayRef sizes, at::ScalarType type);
 
 /// Versions of CUDA's runtime and driver, cuDNN and NCCL as loaded, or "none".
 std::string cuda_versions();

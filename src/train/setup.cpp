@@ -110,6 +110,21 @@ void check_space(const std::string& checkpoints_directory, const config::Checkpo
         static_cast<double>(needed) / (1 << 30), available, static_cast<double>(available) / (1 << 30));
 }
 
+void check_host_memory(at::Device device, int64_t num_parameters) {
+  if (!device.is_cpu()) return;  // a GPU's own allocator refuses before anything is lost
+  constexpr double kBytes = 16;  // masters, gradients and two moments in float32
+  constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
+  const double needed = kBytes * static_cast<double>(num_parameters) / kGib;
+  const double present = static_cast<double>(host_memory_bytes()) / kGib;
+  // The kernel promises more memory than there is, and kills whoever comes to use it.
+  if (needed > present)
+    throw EnvironmentError(
+        "out of memory: weights, gradients and moments of {} parameters need {:.1f} GiB before any "
+        "activation, this "
+        "machine has {:.1f} GiB (make the model smaller, or train it on a machine with more memory)",
+        num_parameters, needed, present);
+}
+
 std::optional<data::Tokenizer> open_tokenizer(const config::Data& data) {
   if (!data.tokenizer) return std::nullopt;
   return data::Tokenizer::load(*data.tokenizer);

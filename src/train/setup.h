@@ -31,6 +31,10 @@ void freeze_automatic_values(config::Config& config, at::Device device, int64_t 
 void check_space(const std::string& checkpoints_directory, const config::Checkpoint& options,
                  int64_t num_parameters);
 
+/// Throws EnvironmentError when this machine's memory cannot even hold what a CPU run keeps of its
+/// parameters.
+void check_host_memory(at::Device device, int64_t num_parameters);
+
 /// The tokenizer that the configuration names, if it names one.
 std::optional<data::Tokenizer> open_tokenizer(const config::Data& data);
 

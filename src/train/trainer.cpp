@@ -26,6 +26,7 @@
 #include "optim/decay_groups.h"
 #include "optim/parameter_arena.h"
 #include "tensor/device.h"
+#include "tensor/failure.h"
 #include "tensor/torch.h"
 #include "train/agreement.h"
 #include "train/data_parallel.h"
@@ -165,13 +166,15 @@ void Trainer::settle() {
 
 void Trainer::allocate() {
   const auto specs = model::parameter_specs(config_.model, *config_.model.vocab_size);
-  arena_.emplace(specs, optim::ParameterArena::Options{
-                            .device = device_,
-                            .compute = compute_dtype(config_.train.precision),
-                            .training = true,
-                            .decay_all = config_.optimizer.decay_all,
-                            .sharding = arena_sharding(*communicator_, config_.distributed.zero,
-                                                       model::count_parameters(specs))});
+  const int64_t num_parameters = model::count_parameters(specs);
+  check_host_memory(device_, num_parameters);
+  arena_.emplace(specs,
+                 optim::ParameterArena::Options{
+                     .device = device_,
+                     .compute = compute_dtype(config_.train.precision),
+                     .training = true,
+                     .decay_all = config_.optimizer.decay_all,
+                     .sharding = arena_sharding(*communicator_, config_.distributed.zero, num_parameters)});
   model_.emplace(config_.model, *config_.model.vocab_size, arena_->source());
   parallel_.emplace(*arena_, *communicator_, model_->num_layers(), config_.distributed.exchange);
   flops_per_token_ =
@@ -446,6 +449,11 @@ ExitCode train(const config::Config& config, const dist::LaunchEnvironment& laun
         "out of GPU memory: lower train.micro_batch_sequences, set train.recompute: block, or "
         "train.cuda_graph: "
         "false, for a graph holds memory of its own ({})",
+        failure.what_without_backtrace());
+  } catch (const c10::Error& failure) {
+    if (!is_out_of_memory(failure)) throw;
+    throw EnvironmentError(
+        "out of memory: lower train.micro_batch_sequences or set train.recompute: block ({})",
         failure.what_without_backtrace());
   }
 }

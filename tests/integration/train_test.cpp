@@ -104,6 +104,9 @@ TEST_CASE("what a user can get wrong gets one clear message and the right exit c
       {{"data.train=[small.yaml]"}, 4, {"small.yaml"}},
       {{"model.vocab_size=100"}, 2, {"vocab_size", "512"}},
       {{"model.backbone=mamba"}, 2, {"backbone", "delta_net"}},
+      {{"model.hidden_size=1048576", "model.num_heads=32768"},
+       3,
+       {"out of memory", "parameters need", "GiB"}},
   };
   for (const Mistake& mistake : mistakes) {
     const test::ProcessResult result = folder.train(mistake.overrides);

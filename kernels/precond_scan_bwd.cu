@@ -350,8 +350,7 @@ template <typename T, int P, bool Channel>
 __global__ void __launch_bounds__(kBackwardWarps<T>* kWarpSize, 1)
     precond_scan_backward_kernel(const __grid_constant__ PrecondScanBackwardArgs args, int workers) {
   using Slot = BackwardSlot<T, P, Channel>;
-  extern __shared__ __align__(16) unsigned char memory[];
-  Slot* slots = reinterpret_cast<Slot*>(memory);
+  Slot* slots = reinterpret_cast<Slot*>(dynamic_shared_bytes);
   const ScanChain<P> chain(args.in, Slot::kTokens);
   const int warp = scan_warp();
   const int worker = scan_worker();

@@ -241,8 +241,7 @@ template <typename T, int P, bool Channel>
 __global__ void __launch_bounds__(kForwardThreads, P < 8 ? 2 : 1)
     precond_scan_forward_kernel(const __grid_constant__ PrecondScanForwardArgs args, int workers) {
   using Slot = ForwardSlot<T, P, Channel>;
-  extern __shared__ __align__(16) unsigned char memory[];
-  Slot* slots = reinterpret_cast<Slot*>(memory);
+  Slot* slots = reinterpret_cast<Slot*>(dynamic_shared_bytes);
   const PrecondScanInputs& in = args.in;
   const ScanChain<P> chain(in, Slot::kTokens);
   // A unit key bounds <d, x> by the largest |d|, which is the box's but for the first d. fp32 keys are for

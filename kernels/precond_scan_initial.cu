@@ -1,9 +1,7 @@
 // The gradient of the initial d (docs/ops/precond_scan.md, eq. 12): a warp a row of 32 channels, eight rows
 // at a time, added up in a fixed order that does not depend on how many rows there are. Memory-bound. Any
 // architecture.
-#include <cuda_runtime_api.h>
-
-#include "base/cuda.h"
+#include "kernels/common/launch.h"
 #include "kernels/precond_scan.h"
 
 namespace osdn::kernels {
@@ -41,10 +39,8 @@ void launch(const PrecondScanInitialArgs& args, CUstream_st* stream) {
   namespace detail = precond_scan_initial_detail;
   const int64_t blocks = (args.num_channels + detail::kColumns - 1) / detail::kColumns;
   if (blocks == 0) return;
-  detail::
-      initial_gradient_kernel<<<static_cast<unsigned>(blocks), detail::kColumns * detail::kRows, 0, stream>>>(
-          args);
-  OSDN_CUDA_CHECK(cudaGetLastError());
+  launch_kernel(detail::initial_gradient_kernel, static_cast<unsigned>(blocks),
+                detail::kColumns * detail::kRows, 0, args, stream);
 }
 
 }  // namespace osdn::kernels

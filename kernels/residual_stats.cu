@@ -2,11 +2,9 @@
 // (docs/ops/residual_stats.md).
 #include "kernels/residual_stats.h"
 
-#include <cuda_runtime_api.h>
-
 #include <type_traits>
 
-#include "base/cuda.h"
+#include "kernels/common/launch.h"
 #include "kernels/detail/precond_scan_chain.cuh"
 #include "kernels/detail/residual_terms.cuh"
 
@@ -94,8 +92,7 @@ __global__ void __launch_bounds__(kMergeThreads)
 int64_t plain_residual_parts(int64_t num_tokens) { return (num_tokens + kPartTokens - 1) / kPartTokens; }
 
 void launch(const ResidualMergeArgs& args, CUstream_st* stream) {
-  residual_merge_kernel<<<1, kMergeThreads, 0, stream>>>(args);
-  OSDN_CUDA_CHECK(cudaGetLastError());
+  launch_kernel(residual_merge_kernel, 1, kMergeThreads, 0, args, stream);
 }
 
 void launch(const PlainResidualArgs& args, CUstream_st* stream) {
@@ -104,8 +101,8 @@ void launch(const PlainResidualArgs& args, CUstream_st* stream) {
   const auto by_size = [&](auto type) {
     using T = decltype(type);
     const auto with = [&](auto channels) {
-      plain_residual_kernel<T, decltype(channels)::value>
-          <<<blocks, kPlainWarps * kWarpSize, 0, stream>>>(args);
+      launch_kernel(plain_residual_kernel<T, decltype(channels)::value>, blocks, kPlainWarps * kWarpSize, 0,
+                    args, stream);
     };
     switch (precond_scan_channels(args.key_size)) {
       case 1:
@@ -122,7 +119,6 @@ void launch(const PlainResidualArgs& args, CUstream_st* stream) {
     by_size(__nv_bfloat16{});
   else
     by_size(float{});
-  OSDN_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace osdn::kernels

@@ -47,13 +47,25 @@ inline bool has_warpgroups() {
   return has;
 }
 
+template <typename Kernel>
+void allow_shared_memory(Kernel* kernel, int bytes) {
+  OSDN_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
 /// Queues `kernel` with `bytes` of dynamic shared memory.
 template <typename Args>
 void launch_kernel(void (*kernel)(Args), dim3 grid, int threads, int bytes, const Args& args,
                    CUstream_st* stream) {
-  OSDN_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  allow_shared_memory(kernel, bytes);
   kernel<<<grid, threads, bytes, stream>>>(args);
+  OSDN_CUDA_CHECK(cudaGetLastError());
+}
+template <typename Args>
+void launch_kernel(void (*kernel)(Args, int), dim3 grid, int threads, int bytes, const Args& args, int more,
+                   CUstream_st* stream) {
+  allow_shared_memory(kernel, bytes);
+  kernel<<<grid, threads, bytes, stream>>>(args, more);
   OSDN_CUDA_CHECK(cudaGetLastError());
 }
 

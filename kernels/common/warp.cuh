@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/vector_store.cuh"
+
 namespace osdn::kernels {
 
 constexpr int kWarpSize = 32;
@@ -75,7 +77,7 @@ __device__ Row<T, Count> load_row(const T* source) {
   return *reinterpret_cast<const Row<T, Count>*>(source);
 }
 
-/// One instruction for up to 16 bytes: left alone, the compiler at times splits the row into its members.
+/// One instruction for up to 16 bytes.
 template <typename T, int Count>
 __device__ void store_row(T* target, const float (&values)[Count], bool valid) {
   using Words = Row<T, Count>;
@@ -88,15 +90,12 @@ __device__ void store_row(T* target, const float (&values)[Count], bool valid) {
   if constexpr (sizeof(Words) < 8) {
     *reinterpret_cast<Words*>(target) = moved.row;
   } else if constexpr (sizeof(Words) == 8) {
-    asm volatile("st.v2.b32 [%0], {%1, %2};" ::"l"(target), "r"(moved.words[0]), "r"(moved.words[1])
-                 : "memory");
+    store_words(target, moved.words[0], moved.words[1]);
   } else {
 #pragma unroll
     for (int i = 0; i < static_cast<int>(sizeof(Words)); i += 16)
-      asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(reinterpret_cast<char*>(target) + i),
-                   "r"(moved.words[i / 4]), "r"(moved.words[i / 4 + 1]), "r"(moved.words[i / 4 + 2]),
-                   "r"(moved.words[i / 4 + 3])
-                   : "memory");
+      store_words(reinterpret_cast<char*>(target) + i, moved.words[i / 4], moved.words[i / 4 + 1],
+                  moved.words[i / 4 + 2], moved.words[i / 4 + 3]);
   }
 }
 

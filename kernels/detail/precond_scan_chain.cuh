@@ -3,11 +3,10 @@
 // passes repeat bit for bit.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <type_traits>
 
-#include "base/cuda.h"
+#include "kernels/common/block.cuh"
+#include "kernels/common/launch.h"
 #include "kernels/common/warp.cuh"
 #include "kernels/precond_scan.h"
 
@@ -50,7 +49,7 @@ __device__ inline int scan_barrier(int worker, int distance, int workers) {
 /// By the chain's warp and the workers that meet it at `place`.
 __device__ inline void scan_meet(int barrier, int64_t place, int64_t blocks) {
   const int warps = 1 + (place < blocks ? 1 : 0) + (place >= kScanBehind ? 1 : 0);
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * kWarpSize) : "memory");
+  barrier_of(barrier, warps * kWarpSize);
 }
 
 template <typename T, int P, bool Channel>
@@ -284,20 +283,13 @@ void by_key(const PrecondScanInputs& in, const Call& call) {
 /// has slots for.
 template <typename Slot, typename Args>
 void launch_scan(void (*kernel)(Args, int), int warps, const Args& args, CUstream_st* stream) {
-  const int64_t chains = args.in.num_sequences * args.in.num_value_heads;
-  int device = 0;
-  int limit = 0;
-  OSDN_CUDA_CHECK(cudaGetDevice(&device));
-  OSDN_CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   static_assert((kScanBehind + 1) * sizeof(Slot) <= 99 * 1024,
                 "a worker for every block that one meeting is about");
-  int workers = limit / static_cast<int>(sizeof(Slot));
+  const int64_t chains = args.in.num_sequences * args.in.num_value_heads;
+  int workers = shared_memory_limit() / static_cast<int>(sizeof(Slot));
   workers = workers < scan_workers(warps) ? workers : scan_workers(warps);
-  const int bytes = workers * static_cast<int>(sizeof(Slot));
-  OSDN_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  kernel<<<static_cast<unsigned>(chains), warps * kWarpSize, static_cast<size_t>(bytes), stream>>>(args,
-                                                                                                   workers);
-  OSDN_CUDA_CHECK(cudaGetLastError());
+  launch_kernel(kernel, static_cast<unsigned>(chains), warps * kWarpSize,
+                workers * static_cast<int>(sizeof(Slot)), args, workers, stream);
 }
 
 }  // namespace osdn::kernels

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -27,7 +28,7 @@
 #define __device__
 #define __host__
 #define __global__
-#define __shared__
+#define __shared__ static  // blocks run one after the other
 #define __launch_bounds__(...)
 #define __grid_constant__
 
@@ -51,7 +52,7 @@ inline int shared_limit = kSharedBytes;
 
 /// What the lanes of a warp lay out for each other.
 struct Warp {
-  uint32_t values[32];
+  uint64_t values[32];
   uint32_t fragments[32][6];
   int arrived = 0;
   uint64_t generation = 0;
@@ -62,6 +63,8 @@ inline int lane() { return static_cast<int>(threadIdx.x % 32); }
 /// Returns once all lanes of the warp have called it; all threads of the block.
 void meet_warp();
 void meet_block();
+/// `threads` threads of the block at its barrier number `barrier`.
+void meet_at(int barrier, int threads);
 /// Returns after every other fiber of the block has had its turn.
 void let_others_run();
 
@@ -71,13 +74,28 @@ void run_block(const std::function<void()>& body, int threads);
 /// The value that lane `from` passes.
 template <typename T>
 T exchange(T value, int from) {
-  static_assert(sizeof(T) == 4);
-  std::memcpy(&warp().values[lane()], &value, 4);
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  std::memcpy(&warp().values[lane()], &value, sizeof(T));
   meet_warp();
   T result;
-  std::memcpy(&result, &warp().values[from], 4);
+  std::memcpy(&result, &warp().values[from], sizeof(T));
   meet_warp();
   return result;
+}
+
+/// `merge` over what the lanes pass.
+template <typename T, typename Merge>
+T reduce(T value, const Merge& merge) {
+  std::memcpy(&warp().values[lane()], &value, sizeof(T));
+  meet_warp();
+  std::memcpy(&value, &warp().values[0], sizeof(T));
+  for (int i = 1; i < 32; ++i) {
+    T other;
+    std::memcpy(&other, &warp().values[i], sizeof(T));
+    value = merge(value, other);
+  }
+  meet_warp();
+  return value;
 }
 
 }  // namespace osdn::emulation
@@ -104,12 +122,13 @@ T __shfl_down_sync(unsigned, T value, int distance, int width = 32) {
   return osdn::emulation::exchange(value, lane % width + distance < width ? lane + distance : lane);
 }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
-  for (int mask = 16; mask > 0; mask /= 2) value = std::max(value, __shfl_xor_sync(0, value, mask));
-  return value;
+  return osdn::emulation::reduce(value, [](unsigned a, unsigned b) { return std::max(a, b); });
 }
-inline int __reduce_add_sync(unsigned, int value) {
-  for (int mask = 16; mask > 0; mask /= 2) value += __shfl_xor_sync(0, value, mask);
-  return value;
+template <typename T>
+T __reduce_add_sync(unsigned, T value) {
+  static_assert(std::is_integral_v<T> && sizeof(T) == 4);
+  return osdn::emulation::reduce(
+      value, [](T a, T b) { return static_cast<T>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); });
 }
 inline unsigned __ballot_sync(unsigned, int predicate) {
   return static_cast<unsigned>(
@@ -129,6 +148,10 @@ inline float __uint_as_float(uint32_t bits) {
   std::memcpy(&x, &bits, 4);
   return x;
 }
+inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x)); }
 template <typename T>
 T __ldg(const T* source) {

@@ -9,34 +9,15 @@
 
 #include "kernels/delta_rule.h"
 #include "kernels/delta_rule_channel.h"
+#include "tests/emulation/buffer.h"
 #include "tests/emulation/cuda_on_cpu.h"
 #include "tests/support/catch.h"
 
 namespace osdn::kernels::delta_rule_kernels_test {
 
-using Numbers = std::vector<double>;
-
-/// Memory as the kernels take it: aligned, NaN until written.
-template <typename T>
-class Buffer {
- public:
-  explicit Buffer(size_t size) : size_(size), bytes_(size * sizeof(T) + 256, 0xff) {
-    data_ = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(bytes_.data()) + 255) / 256 * 256);
-  }
-  T* get() const { return data_; }
-  T& operator[](size_t i) const { return data_[i]; }
-  size_t size() const { return size_; }
-  Numbers numbers() const {
-    Numbers out(size_);
-    for (size_t i = 0; i < size_; ++i) out[i] = static_cast<float>(data_[i]);
-    return out;
-  }
-
- private:
-  size_t size_;
-  std::vector<unsigned char> bytes_;
-  T* data_;
-};
+using emulation_test::Buffer;
+using emulation_test::Numbers;
+using emulation_test::relative_error;
 using Halves = Buffer<__nv_bfloat16>;
 using Floats = Buffer<float>;
 
@@ -54,16 +35,6 @@ struct Options {
   bool output_loss = true;  // that the loss depends on any token's output
   bool zero_state = false;  // before the first token
 };
-
-double relative_error(const Numbers& actual, const Numbers& expected) {
-  double difference = 0;
-  double norm = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    difference += (actual[i] - expected[i]) * (actual[i] - expected[i]);
-    norm += expected[i] * expected[i];
-  }
-  return std::sqrt(norm > 0 ? difference / norm : difference);
-}
 
 /// One sequence. Inputs, and what the recurrence makes of them.
 struct Problem {

@@ -11,16 +11,26 @@ inline int shared_memory_limit() { return emulation::shared_limit; }
 inline int multiprocessors() { return 132; }
 inline bool has_warpgroups() { return true; }
 
-template <typename Args>
-void launch_kernel(void (*kernel)(Args), dim3 grid, int threads, int bytes, const Args& args, CUstream_st*) {
+template <typename Call>
+void run_blocks(dim3 grid, int threads, int bytes, const Call& call) {
   if (bytes > emulation::shared_limit) std::abort();
   blockDim = {static_cast<unsigned>(threads), 1, 1};
   for (unsigned y = 0; y < grid.y; ++y)
     for (unsigned x = 0; x < grid.x; ++x) {
       blockIdx = {x, y, 0};
       std::memset(emulation::shared_memory, 0xff, emulation::kSharedBytes);  // NaN
-      emulation::run_block([&] { kernel(args); }, threads);
+      emulation::run_block(call, threads);
     }
+}
+
+template <typename Args>
+void launch_kernel(void (*kernel)(Args), dim3 grid, int threads, int bytes, const Args& args, CUstream_st*) {
+  run_blocks(grid, threads, bytes, [&] { kernel(args); });
+}
+template <typename Args>
+void launch_kernel(void (*kernel)(Args, int), dim3 grid, int threads, int bytes, const Args& args, int more,
+                   CUstream_st*) {
+  run_blocks(grid, threads, bytes, [&] { kernel(args, more); });
 }
 
 }  // namespace osdn::kernels

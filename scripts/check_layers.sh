@@ -78,6 +78,7 @@ check_tree() {  # root
           layer = parts[1] == "src" ? parts[2] : parts[1]
           in_tests = parts[1] == "tests"
           if (in_tests && parts[2] == "emulation") layer = "kernels"  # stands in for their instructions
+          if (in_tests && parts[2] == "gpu_on_cpu") layer = "tensor"  # stands in for files of it
           in_detail = file ~ /\/detail\//
           is_header = file ~ /\.(h|cuh)$/
           if (!in_tests && !(layer in known)) problem(file, 1, "folder \"" layer "\" is no layer of the table in scripts/check_layers.sh")

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "dist/detail/c10d_communicator.h"
 #include "dist/detail/peer_communicator.h"
+#include "tensor/device.h"
 #include "tensor/device_mark.h"
 #include "tensor/torch.h"
 
@@ -93,7 +94,7 @@ void Communicator::reduce_scatter(const at::Tensor& range, std::string_view what
 at::Tensor Communicator::to_host(const at::Tensor& values) {
   if (values.is_cpu() || !is_connected()) return values.to(at::kCPU);
   // A thread that waits within the driver keeps others out of it, who are to end its waiting.
-  at::Tensor host = at::empty(values.sizes(), values.options().device(at::kCPU).pinned_memory(true));
+  at::Tensor host = pinned_memory(values.sizes(), values.scalar_type());
   host.copy_(values, /*non_blocking=*/true);
   const DeviceMark mark;
   auto checked = std::chrono::steady_clock::now();
@@ -129,8 +130,8 @@ std::unique_ptr<Communicator> make_communicator(const LaunchEnvironment& launche
               "rank {} of {}", launched.rank, launched.world_size);
   if (launched.world_size == 1) return make_single_communicator(device);
   auto communicator = detail::make_c10d_communicator(launched, device, timeout);
-  return device.is_cuda() ? detail::make_peer_communicator(std::move(communicator), timeout)
-                          : std::move(communicator);
+  return device.is_cpu() ? std::move(communicator)
+                         : detail::make_peer_communicator(std::move(communicator), {.timeout = timeout});
 }
 
 }  // namespace osdn::dist

@@ -88,8 +88,11 @@ class Communicator {
 
   /// Ends what is under way, on any thread: the host's waits return. Nothing may be started afterwards.
   virtual void abandon() {}
-  /// Runs when what is under way is ended for a failure, by a thread in the background, before it.
-  virtual void when_failed(const std::function<void()>& /*release*/) {}
+  /// Two communicators that fail together: `release` runs when what is under way here is ended for a failure,
+  /// by a thread in the background, before it; `broken` says why that will be, once it is so, and is empty
+  /// until then. On any thread.
+  virtual void fail_with(const std::function<void()>& /*release*/,
+                         const std::function<std::string()>& /*broken*/) {}
 
   /// A board of this job; nullptr in a world of one.
   virtual std::unique_ptr<Board> open_board() = 0;

@@ -58,6 +58,10 @@ void release_unused_memory(at::Device device) {
   if (device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
 }
 
+at::Tensor pinned_memory(at::IntArrayRef sizes, at::ScalarType type) {
+  return at::empty(sizes, at::TensorOptions().dtype(type).pinned_memory(true));
+}
+
 std::string cuda_versions() {
   int runtime = 0;
   int driver = 0;

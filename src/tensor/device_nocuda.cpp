@@ -25,6 +25,10 @@ uint64_t peak_memory_bytes(at::Device) { return detail::peak_resident_bytes(); }
 
 void release_unused_memory(at::Device) {}
 
+at::Tensor pinned_memory(at::IntArrayRef, at::ScalarType) {
+  throw InternalError("pinned_memory: this program was built without CUDA");
+}
+
 std::string cuda_versions() { return "none"; }
 
 void make_deterministic() {

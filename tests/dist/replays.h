@@ -1,4 +1,4 @@
-// Collectives in a captured graph between two GPUs, whichever way they go.
+// Collectives in a captured graph between GPUs, whichever way they go.
 #pragma once
 
 #include <csignal>
@@ -19,11 +19,12 @@ inline int visible_gpus() {
   return std::stoi(one.wait(0).text);
 }
 
-/// A rank of two: records sums of gradients [2 P] and what is gathered of them in weights [2 P], replays it
+/// A rank of W: records sums of gradients [W P] and what is gathered of them in weights [W P], replays it
 /// three times against what it must give, and once more when rank 1 has stopped. Returns what went wrong.
 inline std::string replays_until_one_stops(dist::Communicator& group, const at::Tensor& gradients,
                                            const at::Tensor& weights) {
-  const int64_t part = weights.numel() / 2;
+  const int64_t part = weights.numel() / group.world_size();
+  const int64_t sum_of_ranks = group.world_size() * (group.world_size() + 1) / 2;
   DeviceGraph graph;
   const auto work = [&] {
     const auto sums = group.start({.kind = dist::CollectiveKind::kReduceScatter,
@@ -43,7 +44,7 @@ inline std::string replays_until_one_stops(dist::Communicator& group, const at::
     weights.fill_(-1.0);
     graph.replay();
     group.watch_replay(recording);
-    if (!weights.eq(3.0 * static_cast<double>(step)).all().item<bool>())
+    if (!weights.eq(static_cast<double>(step * sum_of_ranks)).all().item<bool>())
       return "wrong sums in replay " + std::to_string(step);
     group.check();
   }

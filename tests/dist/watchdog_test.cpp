@@ -100,6 +100,29 @@ TEST_CASE("work that fails is named at once, with its reason", "[watchdog]") {
 }
 
 TEST_CASE(
+    "what is finished stays so when all that is not becomes vain, which is named at once with the reason",
+    "[watchdog]") {
+  std::atomic<bool> broken{false};
+  std::atomic<bool> ended_waiting{false};
+  Watchdog watchdog({.timeout = watchdog_test::milliseconds(20000),
+                     .end_waiting = [&] { ended_waiting = true; },
+                     .broken = [&] { return std::string(broken ? "rank 1 has failed" : ""); }});
+  const auto start = std::chrono::steady_clock::now();
+  watchdog.watch({.what = "the first", .finished = [&] { return broken.load(); }});
+  watchdog.watch({.what = "rank 0 of 2, step 7",
+                  .finished = [] { return false; },
+                  .where = [] { return std::string("reduce_scatter of gradients"); }});
+  std::this_thread::sleep_for(watchdog_test::milliseconds(100));
+  CHECK_FALSE(watchdog.failure().has_value());
+  broken = true;
+  CHECK(watchdog_test::wait_for_failure(watchdog) ==
+        "rank 0 of 2, step 7: reduce_scatter of gradients: rank 1 has failed");
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+  for (int i = 0; i < 400 && !ended_waiting; ++i) std::this_thread::sleep_for(watchdog_test::milliseconds(5));
+  CHECK(ended_waiting);
+}
+
+TEST_CASE(
     "a process that stays in its wait after a failure is ended with exit code 3, and so is one whose "
     "end of waiting does not end",
     "[watchdog][dist]") {

@@ -77,7 +77,7 @@ class Captured {
   /// Outside of any capture.
   explicit Captured(at::Device device)
       : count_(at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device))),
-        seen_(at::zeros({1}, at::TensorOptions().dtype(at::kInt).pinned_memory(true))) {}
+        seen_(pinned_memory({1}, at::kInt).zero_()) {}
 
   /// Recorded on the current stream, which has waited for it: one more is done.
   void record_done(std::string name) {
@@ -147,20 +147,22 @@ class C10dCommunicator : public Communicator {
       : launched_(launched), device_(device), store_(meet(launched, timeout)) {
     const BackendRequest request{.store = store_, .launched = launched, .timeout = timeout};
     const std::string what = fmt::format("rank {} of {}: connecting the ranks over {}", launched.rank,
-                                         launched.world_size, device.is_cuda() ? "NCCL" : "Gloo");
-    if (device.is_cuda()) claim_gpu();
+                                         launched.world_size, device.is_cpu() ? "Gloo" : "NCCL");
+    if (!device.is_cpu()) claim_gpu();
     try {
-      backend_ = device.is_cuda() ? make_nccl_backend(request) : make_gloo_backend(request);
+      backend_ = device.is_cpu() ? make_gloo_backend(request) : make_nccl_backend(request);
     } catch (const Error&) {
       throw;
     } catch (const std::exception& failure) {
       throw EnvironmentError("{}: {}", what, reason_of(failure));
     }
-    if (device.is_cuda())
-      watchdog_.emplace(Watchdog::Options{
-          .timeout = timeout, .end_waiting = [this] { end_waiting(); }, .outlives_owner = true});
+    if (!device.is_cpu())
+      watchdog_.emplace(Watchdog::Options{.timeout = timeout,
+                                          .end_waiting = [this] { end_waiting(); },
+                                          .broken = [this] { return broken(); },
+                                          .outlives_owner = true});
     token_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device));
-    if (!device.is_cuda()) return;
+    if (device.is_cpu()) return;
     try {
       try_links(timeout);
     } catch (...) {
@@ -170,7 +172,7 @@ class C10dCommunicator : public Communicator {
   }
 
   ~C10dCommunicator() override {
-    if (!device_.is_cuda()) return;
+    if (device_.is_cpu()) return;
     if (watchdog_->failure()) {
       watchdog_.reset();  // it has aborted the backend
       return;
@@ -196,7 +198,7 @@ class C10dCommunicator : public Communicator {
   at::Device device() const override { return device_; }
 
   int64_t begin_recording() override {
-    if (device_.is_cuda()) captured_.push_back(std::make_unique<Captured>(device_));
+    if (!device_.is_cpu()) captured_.push_back(std::make_unique<Captured>(device_));
     return static_cast<int64_t>(captured_.size()) - 1;
   }
 
@@ -224,12 +226,13 @@ class C10dCommunicator : public Communicator {
   }
 
   void abandon() override {
-    if (device_.is_cuda()) backend_->abort();
+    if (!device_.is_cpu()) backend_->abort();
   }
 
-  void when_failed(const std::function<void()>& release) override {
-    const std::lock_guard lock(release_mutex_);
-    release_ = release;
+  void fail_with(const std::function<void()>& release, const std::function<std::string()>& broken) override {
+    const std::lock_guard lock(other_mutex_);
+    release_other_ = release;
+    other_broken_ = broken;
   }
 
   std::unique_ptr<Board> open_board() override { return std::make_unique<TcpBoard>(store_->clone()); }
@@ -265,10 +268,15 @@ class C10dCommunicator : public Communicator {
  private:
   void end_waiting() {
     {
-      const std::lock_guard lock(release_mutex_);
-      if (release_) release_();
+      const std::lock_guard lock(other_mutex_);
+      if (release_other_) release_other_();
     }
     backend_->abort();
+  }
+
+  std::string broken() {
+    const std::lock_guard lock(other_mutex_);
+    return other_broken_ ? other_broken_() : "";
   }
 
   /// NCCL's own message for two ranks on one GPU names a bus address and no cure.
@@ -343,7 +351,7 @@ class C10dCommunicator : public Communicator {
       case CollectiveKind::kReduceScatter: {
         // c10d's Gloo reduces everything everywhere into a copy and keeps a part: done in place, it needs
         // none.
-        if (!device_.is_cuda()) return reduce(range, c10d::ReduceOp::SUM);
+        if (device_.is_cpu()) return reduce(range, c10d::ReduceOp::SUM);
         at::Tensor whole = range.view({-1});
         at::Tensor own = own_part(range);
         return backend_->_reduce_scatter_base(own, whole, {});
@@ -357,8 +365,9 @@ class C10dCommunicator : public Communicator {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::vector<std::unique_ptr<Captured>> captured_;  // by recording
-  std::mutex release_mutex_;
-  std::function<void()> release_;     // see when_failed()
+  std::mutex other_mutex_;
+  std::function<void()> release_other_;  // see fail_with()
+  std::function<std::string()> other_broken_;
   std::optional<Watchdog> watchdog_;  // of NCCL; Gloo's waits end by themselves
   at::Tensor token_;                  // [1] what a barrier sums
 };

@@ -21,9 +21,6 @@
 namespace osdn::dist::detail {
 namespace peer_communicator_detail {
 
-/// Of all terms that are copied here before they are added, in fp32 numbers: 64 MiB.
-constexpr int64_t kScratch = int64_t{16} << 20;
-
 class StartedExchange : public PendingCollective {
  public:
   /// `recorded_by` counts it where it was recorded into a graph.
@@ -42,8 +39,8 @@ class StartedExchange : public PendingCollective {
 
 class PeerCommunicator : public Communicator {
  public:
-  PeerCommunicator(std::unique_ptr<Communicator> others, std::chrono::milliseconds timeout)
-      : others_(std::move(others)), timeout_(timeout) {}
+  PeerCommunicator(std::unique_ptr<Communicator> others, const PeerOptions& options)
+      : others_(std::move(others)), options_(options) {}
 
   ~PeerCommunicator() override {
     if (flags_) close();
@@ -65,14 +62,22 @@ class PeerCommunicator : public Communicator {
     if (flags_) flags_->give_up();
     others_->abandon();
   }
-  void when_failed(const std::function<void()>& release) override { others_->when_failed(release); }
+  void fail_with(const std::function<void()>& release, const std::function<std::string()>& broken) override {
+    others_->fail_with(release, broken);
+  }
   void record_done(const Collective& collective) override { others_->record_done(collective); }
 
   void check() override {
     try {
-      if (watchdog_)
-        if (const auto failure = watchdog_->failure()) throw EnvironmentError("{}", *failure);
-      others_->check();
+      check_watchdogs();
+      if (const std::string reason = broken(); !reason.empty()) {
+        // What is not finished is named by whoever watches it. Where all is, its numbers may be anything.
+        constexpr auto kTime = std::chrono::seconds(1);
+        for (const auto start = std::chrono::steady_clock::now();
+             std::chrono::steady_clock::now() - start < kTime; check_watchdogs())
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        throw EnvironmentError("{}: {}", place(), reason);
+      }
     } catch (...) {
       if (flags_) flags_->give_up();  // what is queued comes to its end, whoever failed
       throw;
@@ -113,6 +118,19 @@ class PeerCommunicator : public Communicator {
   }
 
  private:
+  void check_watchdogs() {
+    if (watchdog_)
+      if (const auto failure = watchdog_->failure()) throw EnvironmentError("{}", *failure);
+    others_->check();
+  }
+
+  /// Why nothing that comes from the others is to be trusted any more; empty where it is.
+  std::string broken() const {
+    const std::optional<int64_t> other = flags_ ? flags_->given_up_by() : std::nullopt;
+    if (!other) return {};
+    return fmt::format("rank {} has failed and exchanges nothing any more; its log says why", *other);
+  }
+
   /// A tensor that all ranks have, equally large, and where it lies on the others.
   struct Arena {
     at::Tensor own;
@@ -184,14 +202,16 @@ class PeerCommunicator : public Communicator {
     });
     if (!reason.empty()) return reason;
     flags->remove_name();
-    scratch_ = at::empty({kScratch}, at::TensorOptions().dtype(at::kFloat).device(device()));
+    scratch_ = at::empty({options_.scratch}, at::TensorOptions().dtype(at::kFloat).device(device()));
     side_.emplace();
     flags_ = std::move(flags);
     // Whichever side fails, the other one is released too: freeing memory, or the first use of a kernel,
     // waits within the driver for all that is queued, and keeps other threads out of it.
-    watchdog_.emplace(
-        Watchdog::Options{.timeout = timeout_, .end_waiting = [this] { abandon(); }, .outlives_owner = true});
-    others_->when_failed([this] { flags_->give_up(); });
+    watchdog_.emplace(Watchdog::Options{.timeout = options_.timeout,
+                                        .end_waiting = [this] { abandon(); },
+                                        .broken = [this] { return broken(); },
+                                        .outlives_owner = true});
+    others_->fail_with([this] { flags_->give_up(); }, [this] { return broken(); });
     try_links();
     return {};
   }
@@ -206,12 +226,13 @@ class PeerCommunicator : public Communicator {
     const double expected =
         0.5 * static_cast<double>(world_size()) * (static_cast<double>(world_size()) + 1.0);
     const bool right = to_host(values.eq(expected).all()).item<bool>();
-    if (!right)
+    const std::string reason = agree([&] { return std::string(right ? "" : "a sum is wrong"); });
+    if (!reason.empty())
       throw EnvironmentError(
-          "rank {} of {}: a first sum of {} numbers over the copy engines of the GPUs is wrong: direct "
+          "rank {} of {}: a first sum of {} numbers over the copy engines of the GPUs is wrong ({}): direct "
           "access "
           "between them is broken; set distributed.exchange: nccl",
-          rank(), world_size(), kElements);
+          rank(), world_size(), kElements, reason.substr(0, reason.find(':')));
     arenas_.pop_back();
   }
 
@@ -302,7 +323,7 @@ class PeerCommunicator : public Communicator {
   /// Adds the terms of all ranks in their order, piece by piece of what the scratch holds.
   void sum_own_part(const at::Tensor& range, const Arena& arena) {
     const Part part = part_of(range.numel(), rank());
-    const int64_t most = kScratch / (world_size() - 1);
+    const int64_t most = options_.scratch / (world_size() - 1);
     for (int64_t begin = part.begin; begin < part.begin + part.size; begin += most) {
       const int64_t size = std::min(most, part.begin + part.size - begin);
       at::Tensor own = range.narrow(0, begin, size);
@@ -344,13 +365,13 @@ class PeerCommunicator : public Communicator {
       log::warning("rank {}: ending the exchange between GPUs failed: {}", rank(), failure.what());
     }
     watchdog_.reset();
-    others_->when_failed({});
+    others_->fail_with({}, {});
   }
 
   std::unique_ptr<Communicator> others_;
-  std::chrono::milliseconds timeout_;
+  const PeerOptions options_;
   std::unique_ptr<PeerFlags> flags_;  // once connected, as the following
-  at::Tensor scratch_;                // [kScratch] fp32
+  at::Tensor scratch_;                // [scratch] fp32
   std::optional<SideStream> side_;
   std::optional<Watchdog> watchdog_;
   std::vector<Arena> arenas_;
@@ -359,8 +380,8 @@ class PeerCommunicator : public Communicator {
 }  // namespace peer_communicator_detail
 
 std::unique_ptr<Communicator> make_peer_communicator(std::unique_ptr<Communicator> others,
-                                                     std::chrono::milliseconds timeout) {
-  return std::make_unique<peer_communicator_detail::PeerCommunicator>(std::move(others), timeout);
+                                                     const PeerOptions& options) {
+  return std::make_unique<peer_communicator_detail::PeerCommunicator>(std::move(others), options);
 }
 
 }  // namespace osdn::dist::detail

@@ -4,14 +4,21 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 
 #include "dist/communicator.h"
 
 namespace osdn::dist::detail {
 
+struct PeerOptions {
+  std::chrono::milliseconds timeout{0};
+  /// fp32 numbers of all terms together that are copied here before they are added: 64 MiB.
+  int64_t scratch = int64_t{16} << 20;
+};
+
 /// `others` moves what share() was not told of, and what share() itself has to say.
 std::unique_ptr<Communicator> make_peer_communicator(std::unique_ptr<Communicator> others,
-                                                     std::chrono::milliseconds timeout);
+                                                     const PeerOptions& options);
 
 }  // namespace osdn::dist::detail

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -35,8 +36,12 @@ class PeerFlags {
   void raise(Kind kind);
   void await(Kind kind, int64_t from);
 
-  /// From now on this rank's stream finds every flag raised that it waits for. On any thread.
+  /// From now on this rank's stream finds every flag raised that it waits for, and what it raises itself may
+  /// mean nothing: the others are told before. On any thread.
   void give_up();
+  /// The first rank that has given up, if it is another one. Asked after a flag was taken down, it is known
+  /// if that flag meant nothing.
+  std::optional<int64_t> given_up_by() const;
 
  private:
   static constexpr int64_t kKinds = 3;
@@ -44,6 +49,8 @@ class PeerFlags {
     return static_cast<size_t>((static_cast<int64_t>(kind) * world_size_ + to) * world_size_ + from);
   }
   uint32_t* flags() const { return static_cast<uint32_t*>(page_.data()); }
+  /// Behind the flags: 1 + the first rank that has given up.
+  uint32_t* first_to_give_up() const { return flags() + kKinds * world_size_ * world_size_; }
 
   int64_t rank_;
   int64_t world_size_;

@@ -45,14 +45,17 @@ std::optional<std::string> Watchdog::inspect() {
     return fmt::format("{}: {}", tasks_.front().task.what, reason.what());
   }
   if (tasks_.empty()) return std::nullopt;
-  const std::chrono::milliseconds own = tasks_.front().task.timeout;
-  const std::chrono::milliseconds timeout = own.count() > 0 ? own : options_.timeout;
-  if (std::chrono::steady_clock::now() - tasks_.front().since < timeout) return std::nullopt;
   const Task& task = tasks_.front().task;
-  return fmt::format(
-      "{}{}: not finished within {} s; another rank has stopped, is far behind, or cannot be reached "
-      "(distributed.timeout_seconds)",
-      task.what, task.where ? ": " + task.where() : "", static_cast<double>(timeout.count()) / 1000);
+  const std::chrono::milliseconds timeout = task.timeout.count() > 0 ? task.timeout : options_.timeout;
+  std::string reason = options_.broken ? options_.broken() : "";
+  if (reason.empty()) {
+    if (std::chrono::steady_clock::now() - tasks_.front().since < timeout) return std::nullopt;
+    reason = fmt::format(
+        "not finished within {} s; another rank has stopped, is far behind, or cannot be reached "
+        "(distributed.timeout_seconds)",
+        static_cast<double>(timeout.count()) / 1000);
+  }
+  return fmt::format("{}{}: {}", task.what, task.where ? ": " + task.where() : "", reason);
 }
 
 namespace watchdog_detail {

@@ -26,6 +26,8 @@ class Watchdog {
   struct Options {
     std::chrono::milliseconds timeout{0};  // of a task, from watch() on
     std::function<void()> end_waiting;     // must make the host's waits for the device return; may block
+    /// Why what is not finished never will be, as far as one knows before its time is out; empty otherwise.
+    std::function<std::string()> broken{};
     /// After a failure, for the process to come to its end by itself, end_waiting included; then it is ended
     /// with exit code 3.
     std::chrono::milliseconds grace{10000};

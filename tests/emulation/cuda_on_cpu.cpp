@@ -5,64 +5,122 @@
 #include <array>
 #include <memory>
 
+#include "tests/emulation/copies_and_barriers.h"
+#include "tests/emulation/race_check.h"
+
 EmulatedIndex threadIdx, blockIdx, blockDim;
 
 namespace osdn::emulation {
 namespace {
 
 constexpr size_t kStackBytes = 256 * 1024;
+constexpr int kMostWarps = 32;
+// What threads meet at.
+constexpr const char* kInstruction = "an instruction of warp";  // orders no memory
+constexpr const char* kWarpBarrier = "__syncwarp of warp";
+constexpr const char* kBarrier = "barrier";
 
 struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool finished = false;
-  // Where it waits: until that is no longer what it was.
-  const uint64_t* generation = nullptr;
-  uint64_t waiting_since = 0;
+  // What it waits for: that this is no longer what it was.
+  const uint64_t* counter = nullptr;
+  uint64_t value = 0;
+  const char* what = nullptr;
+  int number = 0;
 };
 
-/// A barrier of some of a block's threads: how many the first of a phase named, how many are there.
-struct NamedBarrier {
-  int threads = 0;
+/// A place where threads wait for each other, over and over.
+struct Meeting {
   int arrived = 0;
+  int threads = 0;             // that the first to arrive named
+  const char* what = nullptr;  // and what it came for
   uint64_t generation = 0;
+  races::Phase phase = {};
 };
 
 struct Block {
   std::vector<Fiber> fibers;
-  std::vector<Warp> warps;
-  std::array<NamedBarrier, 16> barriers;
+  int running = 0;  // threads that have not ended
+  std::array<Meeting, kMostWarps> warps;
+  std::array<Meeting, 16> barriers;  // 0: of all threads
   ucontext_t scheduler;
   const std::function<void()>* body = nullptr;
   int current = 0;
-  int arrived = 0;
-  uint64_t generation = 0;
+  std::string fault;
 };
 Block block;
+std::array<Warp, kMostWarps> warps;
 
 void yield() {
   const int self = block.current;
   swapcontext(&block.fibers[self].context, &block.scheduler);
 }
 
+void end_phase(Meeting& meeting) {
+  meeting.arrived = 0;
+  meeting.phase.reset();
+  ++meeting.generation;
+}
+
 void enter() {
   (*block.body)();
   block.fibers[block.current].finished = true;
+  --block.running;
+  Meeting& of_all = block.barriers[0];
+  if (of_all.arrived > 0 && of_all.arrived == block.running) end_phase(of_all);
   yield();
 }
 
-/// Waits until `count` fibers are here.
-void meet(int& arrived, uint64_t& generation, int count) {
-  const uint64_t own = generation;
-  if (++arrived == count) {
-    arrived = 0;
-    ++generation;
-  } else {
-    Fiber& fiber = block.fibers[block.current];
-    fiber.generation = &generation;
-    fiber.waiting_since = own;
-    yield();
-    fiber.generation = nullptr;
+/// Waits until `threads` of them are here.
+void meet(Meeting& meeting, int threads, const char* what, int number) {
+  if (meeting.arrived == 0) {
+    meeting.what = what;
+    meeting.threads = threads;
+  } else if (meeting.what != what) {
+    fail("thread " + std::to_string(block.current) + " is at " + what + " " + std::to_string(number) +
+         ", others of its warp at " + meeting.what);
+  } else if (meeting.threads != threads && number != 0) {
+    fail(std::string(what) + " " + std::to_string(number) + " for " + std::to_string(meeting.threads) +
+         " threads and, by thread " + std::to_string(block.current) + ", for " + std::to_string(threads));
+  }
+  const bool orders = what != kInstruction;
+  if (orders) races::arrive(meeting.phase);
+  const races::Phase phase = meeting.phase;
+  if (++meeting.arrived == threads)
+    end_phase(meeting);
+  else
+    wait_while(meeting.generation, meeting.generation, what, number);
+  if (orders) races::leave(phase);
+}
+
+std::string who_waits() {
+  std::string text = "threads wait for ever:";
+  for (size_t i = 0; i < block.fibers.size(); ++i) {
+    const Fiber& fiber = block.fibers[i];
+    if (fiber.finished) continue;
+    const Fiber* before = i > 0 ? &block.fibers[i - 1] : nullptr;
+    if (before != nullptr && !before->finished && before->what == fiber.what &&
+        before->number == fiber.number)
+      continue;  // the first of a row of them is named
+    text += " from thread " + std::to_string(i) + " on at " + fiber.what + " " +
+            std::to_string(fiber.number) + ";";
+  }
+  return text + " " + std::to_string(block.fibers.size() - block.running) + " have ended";
+}
+
+void prepare_fibers(int threads) {
+  block.fibers.resize(threads);
+  for (Fiber& fiber : block.fibers) {
+    if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStackBytes);
+    fiber.finished = false;
+    fiber.counter = nullptr;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, enter, 0);
   }
 }
 
@@ -70,49 +128,71 @@ void meet(int& arrived, uint64_t& generation, int count) {
 
 alignas(1024) unsigned char shared_memory[kSharedBytes];
 
-Warp& warp() { return block.warps[threadIdx.x / 32]; }
-void meet_warp() { meet(warp().arrived, warp().generation, 32); }
-void meet_block() { meet(block.arrived, block.generation, static_cast<int>(block.fibers.size())); }
+Warp& warp() { return warps[threadIdx.x / 32]; }
+void meet_warp() {
+  const auto number = static_cast<int>(threadIdx.x / 32);
+  meet(block.warps[number], 32, kInstruction, number);
+}
+void synchronize_warp() {
+  const auto number = static_cast<int>(threadIdx.x / 32);
+  meet(block.warps[number], 32, kWarpBarrier, number);
+}
+void meet_block() { meet(block.barriers[0], block.running, kBarrier, 0); }
 
 void meet_at(int number, int threads) {
-  NamedBarrier& barrier = block.barriers.at(number);
-  if (number == 0 || threads <= 0 || threads % 32 != 0) std::abort();
-  if (barrier.arrived == 0) barrier.threads = threads;
-  if (barrier.threads != threads) std::abort();
-  meet(barrier.arrived, barrier.generation, threads);
+  if (number <= 0 || number >= static_cast<int>(block.barriers.size()) || threads <= 0 || threads % 32 != 0)
+    fail("barrier " + std::to_string(number) + " for " + std::to_string(threads) + " threads");
+  meet(block.barriers[number], threads, kBarrier, number);
 }
 
-void let_others_run() { yield(); }
+void wait_while(const uint64_t& counter, uint64_t value, const char* what, int number) {
+  Fiber& fiber = block.fibers[block.current];
+  fiber.counter = &counter;
+  fiber.value = value;
+  fiber.what = what;
+  fiber.number = number;
+  yield();
+  fiber.counter = nullptr;
+}
+
+void fail(const std::string& why) {
+  block.fault = why;
+  while (true) yield();
+}
+
+void begin_launch(const void* kernel) {
+  races::begin_launch(kernel);
+  for (const EmulatedIndex* index : {&threadIdx, &blockIdx, &blockDim}) races::ignore(index, sizeof(*index));
+  races::ignore(warps.data(), sizeof(warps));
+  // The launch itself, which holds the arguments: it waits below on this stack.
+  races::ignore(__builtin_frame_address(0), kStackBytes);
+}
 
 void run_block(const std::function<void()>& body, int threads) {
+  if (threads % 32 != 0 || threads > kMostWarps * 32)
+    throw KernelFault("a block of " + std::to_string(threads) + " threads");
   block.body = &body;
-  block.arrived = 0;
-  block.warps.assign(threads / 32, Warp());
-  block.barriers.fill(NamedBarrier());
-  block.fibers.resize(threads);
-  for (Fiber& fiber : block.fibers) {
-    if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStackBytes);
-    fiber.finished = false;
-    fiber.generation = nullptr;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, enter, 0);
-  }
-  for (int left = threads; left > 0;) {
+  block.warps.fill(Meeting());
+  block.barriers.fill(Meeting());
+  block.running = threads;
+  block.fault.clear();
+  forget_mbarriers();
+  prepare_fibers(threads);
+  races::begin_block(threads);
+  while (block.running > 0) {
     bool idle = true;
     for (int i = 0; i < threads; ++i) {
       const Fiber& fiber = block.fibers[i];
-      if (fiber.finished || (fiber.generation != nullptr && *fiber.generation == fiber.waiting_since))
-        continue;
+      if (fiber.finished || (fiber.counter != nullptr && *fiber.counter == fiber.value)) continue;
       idle = false;
       block.current = i;
       threadIdx = {static_cast<unsigned>(i), 0, 0};
+      races::resume(i, fiber.stack.get(), kStackBytes);
       swapcontext(&block.scheduler, &block.fibers[i].context);
-      if (block.fibers[i].finished) --left;
+      races::suspend();
+      if (!block.fault.empty()) throw KernelFault(block.fault);
     }
-    if (idle) std::abort();  // all wait for one that never comes
+    if (idle) throw KernelFault(who_waits());
   }
 }
 

@@ -4,8 +4,8 @@
 // kernels/common writes as assembly are in kernels/common beside this file, which stands first on the include
 // path.
 //
-// Copies are done when they are queued and warps take turns: missing waits and races are left to the GPU's
-// tools.
+// Copies and products are done when they are queued and threads take turns: missing waits and races do not
+// show in the numbers, race_check.h finds them.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -53,21 +54,24 @@ inline int shared_limit = kSharedBytes;
 /// What the lanes of a warp lay out for each other.
 struct Warp {
   uint64_t values[32];
-  uint32_t fragments[32][6];
-  int arrived = 0;
-  uint64_t generation = 0;
 };
 Warp& warp();
 inline int lane() { return static_cast<int>(threadIdx.x % 32); }
 
-/// Returns once all lanes of the warp have called it; all threads of the block.
+/// Return once all lanes of the warp have called it: at an instruction, which orders no memory; at a barrier.
 void meet_warp();
+void synchronize_warp();
+/// Returns once all threads of the block that have not ended have called it.
 void meet_block();
 /// `threads` threads of the block at its barrier number `barrier`.
 void meet_at(int barrier, int threads);
-/// Returns after every other fiber of the block has had its turn.
-void let_others_run();
+/// Returns once `counter` is no longer `value`. `what` and `number` tell what is waited for.
+void wait_while(const uint64_t& counter, uint64_t value, const char* what, int number);
+/// Ends the launch as a KernelFault.
+[[noreturn]] void fail(const std::string& why);
 
+/// Tells of a launch of `kernel` before its first block.
+void begin_launch(const void* kernel);
 /// Runs `body` in `threads` fibers, a multiple of 32.
 void run_block(const std::function<void()>& body, int threads);
 
@@ -101,7 +105,7 @@ T reduce(T value, const Merge& merge) {
 }  // namespace osdn::emulation
 
 inline void __syncthreads() { osdn::emulation::meet_block(); }
-inline void __syncwarp(unsigned = 0xffffffffu) { osdn::emulation::meet_warp(); }
+inline void __syncwarp(unsigned = 0xffffffffu) { osdn::emulation::synchronize_warp(); }
 
 template <typename T>
 T __shfl_sync(unsigned, T value, int from, int width = 32) {

@@ -11,6 +11,7 @@
 #include "kernels/delta_rule_channel.h"
 #include "tests/emulation/buffer.h"
 #include "tests/emulation/cuda_on_cpu.h"
+#include "tests/emulation/race_check.h"
 #include "tests/support/catch.h"
 
 namespace osdn::kernels::delta_rule_kernels_test {
@@ -206,6 +207,7 @@ void check_kernels(const Shape& shape, const Options& options) {
   CAPTURE(shape.tokens, shape.heads, shape.key_size, shape.value_size, static_cast<int>(options.gate),
           options.write_key, options.portable, options.upstream, options.floor);
   const Problem problem(shape, options);
+  const emulation::RaceCheck races;
   const int K = shape.key_size;
   const int V = shape.value_size;
   const size_t chunks = (shape.tokens + kDeltaRuleChunk - 1) / kDeltaRuleChunk;
@@ -332,6 +334,10 @@ void check_kernels(const Shape& shape, const Options& options) {
                                           .d_beta = d_beta.get(),
                                           .d_log_decay = d_log_decay.get()},
            nullptr);
+  }
+  for (const std::string& fault : races.faults()) {
+    INFO(fault);
+    CHECK(fault.empty());
   }
   const auto check = [](const std::string& name, const Numbers& actual, const Numbers& expected) {
     INFO(name);

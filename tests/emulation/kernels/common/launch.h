@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tests/emulation/cuda_on_cpu.h"
+#include "tests/emulation/race_check.h"
 
 struct CUstream_st;
 
@@ -12,8 +13,10 @@ inline int multiprocessors() { return 132; }
 inline bool has_warpgroups() { return true; }
 
 template <typename Call>
-void run_blocks(dim3 grid, int threads, int bytes, const Call& call) {
-  if (bytes > emulation::shared_limit) std::abort();
+void run_blocks(const void* kernel, dim3 grid, int threads, int bytes, const Call& call) {
+  if (bytes > emulation::shared_limit)
+    throw emulation::KernelFault("more shared memory than a block may have");
+  emulation::begin_launch(kernel);
   blockDim = {static_cast<unsigned>(threads), 1, 1};
   for (unsigned y = 0; y < grid.y; ++y)
     for (unsigned x = 0; x < grid.x; ++x) {
@@ -25,12 +28,12 @@ void run_blocks(dim3 grid, int threads, int bytes, const Call& call) {
 
 template <typename Args>
 void launch_kernel(void (*kernel)(Args), dim3 grid, int threads, int bytes, const Args& args, CUstream_st*) {
-  run_blocks(grid, threads, bytes, [&] { kernel(args); });
+  run_blocks(reinterpret_cast<const void*>(kernel), grid, threads, bytes, [&] { kernel(args); });
 }
 template <typename Args>
 void launch_kernel(void (*kernel)(Args, int), dim3 grid, int threads, int bytes, const Args& args, int more,
                    CUstream_st*) {
-  run_blocks(grid, threads, bytes, [&] { kernel(args, more); });
+  run_blocks(reinterpret_cast<const void*>(kernel), grid, threads, bytes, [&] { kernel(args, more); });
 }
 
 }  // namespace osdn::kernels

@@ -1,7 +1,10 @@
 // kernels/common/mma.cuh for a CPU: the same functions, fragments laid out as described there.
 #pragma once
 
+#include "tests/emulation/copies_and_barriers.h"
 #include "tests/emulation/cuda_on_cpu.h"
+#include "tests/emulation/race_check.h"
+#include "tests/emulation/tensor_cores.h"
 
 namespace osdn::kernels {
 
@@ -15,14 +18,16 @@ inline int copying_thread() { return static_cast<int>(threadIdx.x); }
 
 template <typename T>
 T read_shared_as(uint32_t address) {
-  if (address % sizeof(T) != 0 || address + sizeof(T) > emulation::kSharedBytes) std::abort();
+  if (address % sizeof(T) != 0 || address + sizeof(T) > emulation::kSharedBytes)
+    emulation::fail("shared memory at byte " + std::to_string(address));
   T value;
   std::memcpy(&value, shared_memory + address, sizeof(T));
   return value;
 }
 template <typename T>
 void write_shared_as(uint32_t address, const T& value) {
-  if (address % sizeof(T) != 0 || address + sizeof(T) > emulation::kSharedBytes) std::abort();
+  if (address % sizeof(T) != 0 || address + sizeof(T) > emulation::kSharedBytes)
+    emulation::fail("shared memory at byte " + std::to_string(address));
   std::memcpy(shared_memory + address, &value, sizeof(T));
 }
 inline float4 read_shared_4(uint32_t address) { return read_shared_as<float4>(address); }
@@ -40,14 +45,6 @@ inline uint32_t both(uint16_t low, uint16_t high) { return low | static_cast<uin
 inline uint16_t half_of(uint32_t pair, int which) {
   return static_cast<uint16_t>(which == 0 ? pair & 0xffffu : pair >> 16);
 }
-/// A 16-bit number, bf16 or fp16.
-inline float number(uint16_t bits, bool is_half) {
-  if (!is_half) return __uint_as_float(static_cast<uint32_t>(bits) << 16);
-  __half x;
-  std::memcpy(&x, &bits, 2);
-  return __half2float(x);
-}
-
 inline void load_blocks(uint32_t (&out)[4], uint32_t row_address) {
   warp().values[lane()] = row_address;
   meet_warp();
@@ -76,63 +73,27 @@ inline uint32_t transposed_block(uint32_t block) {
   return out;
 }
 
-/// acc += a b, k = Depth: `left(row, k)` and `right(k, column)` read the fragments that all lanes laid out.
-template <int Depth, typename Left, typename Right>
-void add_products(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const Left& left,
-                  const Right& right) {
-  uint32_t(&own)[6] = warp().fragments[lane()];
-  std::copy(a, a + 4, own);
-  own[4] = b0;
-  own[5] = b1;
-  meet_warp();
-  for (int i = 0; i < 4; ++i)
-    for (int k = 0; k < Depth; ++k)
-      acc[i] += left(lane() / 4 + (i >> 1) * 8, k) * right(k, lane() % 4 * 2 + (i & 1));
-  meet_warp();
-}
-inline float a_of_warp(int row, int k, bool is_half) {
-  return number(half_of(warp().fragments[(row & 7) * 4 + (k & 7) / 2][(row >> 3) + 2 * (k >> 3)], k & 1),
-                is_half);
-}
-template <bool kHalf>
-void mma_16_bit(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  add_products<16>(
-      acc, a, b0, b1, [](int row, int k) { return a_of_warp(row, k, kHalf); },
-      [](int k, int column) {
-        return number(half_of(warp().fragments[column * 4 + (k & 7) / 2][4 + (k >> 3)], k & 1), kHalf);
-      });
-}
 inline void mma_bf16(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  mma_16_bit<false>(acc, a, b0, b1);
+  emulation::mma(acc, a, b0, b1, emulation::Format::kBf16);
 }
 inline void mma_fp16(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  mma_16_bit<true>(acc, a, b0, b1);
+  emulation::mma(acc, a, b0, b1, emulation::Format::kFp16);
 }
-/// What the tensor cores read of a float.
-inline float tf32(uint32_t bits) { return __uint_as_float(bits & 0xffffe000u); }
 inline void mma_tf32(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  add_products<8>(
-      acc, a, b0, b1,
-      [](int row, int k) {
-        return tf32(warp().fragments[(row & 7) * 4 + (k & 3)][(row >> 3) + 2 * (k >> 2)]);
-      },
-      [](int k, int column) { return tf32(warp().fragments[column * 4 + (k & 3)][4 + (k >> 2)]); });
+  emulation::mma(acc, a, b0, b1, emulation::Format::kTf32);
 }
 
 inline void copy_async_16(uint32_t target, const void* source, bool valid) {
-  uint4 piece = {};
-  if (valid && reinterpret_cast<uintptr_t>(source) % 16 != 0) std::abort();
-  if (valid) std::memcpy(&piece, source, 16);
-  write_shared_as(target, piece);
+  emulation::copy_async(target, source, 16, valid);
 }
 inline void copy_async_4(uint32_t target, const void* source, bool valid) {
-  uint32_t bits = 0;
-  if (valid) std::memcpy(&bits, source, 4);
-  write_shared_as(target, bits);
+  emulation::copy_async(target, source, 4, valid);
 }
-inline void copy_async_commit() {}
+inline void copy_async_commit() { emulation::races::commit_copies(); }
 template <int Pending>
-void copy_async_wait() {}
+void copy_async_wait() {
+  emulation::races::wait_for_copies(Pending);
+}
 
 inline float exp2_approx(float x) {
   const float out = std::exp2(x);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "apps/bench/run.h"
+#include "apps/bench_exchange.h"
 #include "base/error.h"
 #include "tensor/device.h"
 #include "tensor/torch.h"
@@ -48,7 +49,10 @@ void add_bench(CLI::App& root) {
       ->check(CLI::IsMember({"auto", "cuda", "cpu"}))
       ->capture_default_str();
   command->footer("Example:\n  osdn bench delta_rule --gate none --pass forward");
-  command->callback([options] { bench_detail::run(*options); });
+  add_bench_exchange(*command);
+  command->callback([command, options] {
+    if (command->get_subcommands().empty()) bench_detail::run(*options);
+  });
 }
 
 }  // namespace osdn::apps

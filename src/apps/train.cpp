@@ -4,11 +4,8 @@
 #include <filesystem>
 #include <memory>
 
-#include "base/log.h"
+#include "apps/launch_ranks.h"
 #include "config/yaml.h"
-#include "dist/launch.h"
-#include "dist/launch_node.h"
-#include "tensor/device.h"
 #include "train/trainer.h"
 
 namespace osdn::apps {
@@ -28,37 +25,13 @@ std::vector<std::string> train_command_line(const TrainOptions& options) {
 
 ExitCode train_or_launch(const TrainOptions& options) {
   const config::Config config = config::load(options.config, options.overrides);
-  dist::LaunchRequest request = options.launch;
-  if (!request.processes && config.distributed.processes_per_node)
-    request.processes = static_cast<int>(*config.distributed.processes_per_node);
-  int num_gpus = -1;  // not asked yet
-  const auto count_gpus = [&] {
-    return num_gpus = config.run.device == config::Device::kCpu ? 0 : dist::count_gpus();
-  };
-  const dist::Launch launch = dist::detect_launch(request, dist::process_environment, count_gpus);
-  if (launch.idle_gpus > 0)
-    log::warning(
-        "{} started one process on this node, which uses one of {} visible GPUs; start one a GPU, or give "
-        "--processes {}",
-        launch.launcher, launch.idle_gpus + 1, launch.idle_gpus + 1);
-  if (!launch.node) return train::train(config, launch.process, train_command_line(options));
-
-  if (num_gpus < 0) count_gpus();
-  if (num_gpus == 0 && config.run.device == config::Device::kCuda)
-    throw EnvironmentError(
-        "run.device: expected a visible GPU for cuda, found none ({}); use run.device: cpu or auto",
-        no_gpu_reason());
-  if (num_gpus > 0 && launch.node->processes > num_gpus)
-    throw UserError(
-        "{} processes on this node (--processes, distributed.processes_per_node) want a GPU each, {} {} "
-        "visible; start at most as many, or use run.device: cpu",
-        launch.node->processes, num_gpus, num_gpus == 1 ? "is" : "are");
-  return dist::launch_node(
-      *launch.node,
-      {.arguments = train_command_line(options),
-       .run_directory = std::filesystem::absolute(config.run.directory + "/" + config.run.name).string(),
-       .timeout_seconds = config.distributed.timeout_seconds,
-       .max_restarts = static_cast<int>(config.distributed.max_restarts)});
+  const RankedCommand command = {
+      .words = train_command_line(options),
+      .directory = std::filesystem::absolute(config.run.directory + "/" + config.run.name).string(),
+      .max_restarts = static_cast<int>(config.distributed.max_restarts)};
+  return run_ranks(config, options.launch, command, [&](const dist::LaunchEnvironment& launched) {
+    return train::train(config, launched, command.words);
+  });
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
 // `osdn bench`: a JSON line a case, picked by options; what cannot be picked is refused.
+#include <fmt/format.h>
+
 #include <sstream>
 #include <string>
 #include <vector>
@@ -47,6 +49,39 @@ TEST_CASE("osdn bench refuses an unknown op, a choice without cases and a GPU th
       run_osdn({"bench", "delta_rule", "--device", "cuda"}, folder.path(), {{"CUDA_VISIBLE_DEVICES", ""}});
   CHECK(absent.exit_code == 3);
   CHECK(absent.err.find("no GPU") != std::string::npos);
+}
+
+TEST_CASE("osdn bench exchange times what ranks exchange, and steps with it and without", "[bench][dist]") {
+  const TemporaryDirectory folder;
+  atomic_write(folder.path() + "/run.yaml",
+               "model: {vocab_size: 64, hidden_size: 32, num_layers: 2, num_heads: 1, head_dim: 32}\n"
+               "data: {sequence_length: 32}\n"
+               "train: {global_batch_tokens: 128, micro_batch_sequences: 1}\n");
+  for (const int zero : {0, 1}) {
+    const ProcessResult result =
+        run_osdn({"bench", "exchange", "run.yaml", "--processes", "2", "--steps", "3", "--set",
+                  "run.device=cpu", "--set", fmt::format("distributed.zero={}", zero)},
+                 folder.path(), {{"OMP_NUM_THREADS", "1"}});
+    INFO(result.err << result.out);
+    REQUIRE(result.exit_code == 0);
+    const Json line = Json::parse(result.out);  // one, by rank 0
+    CHECK(line["op"] == "exchange");
+    CHECK(line["configuration"] == "run");
+    CHECK(line["ranks"] == 2);
+    CHECK(line["zero"] == zero);
+    CHECK(line["gradients_ms"].get<double>() > 0);
+    CHECK((line["weights_ms"].get<double>() > 0) == (zero == 1));
+    CHECK(line["step_alone_ms"].get<double>() > 0);
+    const double exchanged = line["gradients_ms"].get<double>() + line["weights_ms"].get<double>();
+    const double longer = line["step_ms"].get<double>() - line["step_alone_ms"].get<double>();
+    // From rounded times.
+    CHECK(line["hidden_share"].get<double>() ==
+          Approx(1 - longer / exchanged).margin(0.02 / exchanged + 0.01));
+  }
+  const ProcessResult alone =
+      run_osdn({"bench", "exchange", "run.yaml", "--set", "run.device=cpu"}, folder.path());
+  CHECK(alone.exit_code == 2);
+  CHECK(alone.err.find("at least two processes") != std::string::npos);
 }
 
 }  // namespace osdn::test

@@ -405,34 +405,6 @@ TEST_CASE("of four ranks one that stands still at the start or while it saves en
   }
 }
 
-TEST_CASE("eight ranks, one of them killed, end with the bits of eight undisturbed; two go on from there",
-          "[launch][slow]") {
-  namespace t = launch_integration;
-  const std::vector<std::string> eight = {"--processes", "8"};
-  const std::vector<std::string> share = {"train.micro_batch_sequences=1"};
-  const t::RunFolder straight;
-  const t::RunFolder disturbed;
-  CHECK(t::start_two(straight, share, eight)->wait().exit_code == 0);
-  const auto job = t::start_two(disturbed, share, eight);
-  const pid_t rank_5 = t::worker_of(job->id(), 5);
-  REQUIRE(t::wait_for_step(*job, disturbed.run(), 6));
-  ::kill(rank_5, SIGKILL);
-  const test::ProcessResult result = job->wait();
-  INFO(result.err);
-  REQUIRE(result.exit_code == 0);
-  t::check_mentions(result.err, {"rank 5 (process ", "died of SIGKILL", "restart 1 of", "resuming from"});
-  CHECK(t::timeless_metrics(disturbed.run()) == t::timeless_metrics(straight.run()));
-  const auto alone = t::timeless_metrics(test::trained_run().run());
-  const auto metrics = t::timeless_metrics(straight.run());
-  REQUIRE(metrics.size() == alone.size());
-  for (size_t i = 0; i < metrics.size(); ++i)
-    CHECK(metrics[i]["loss"].get<double>() == Approx(alone[i]["loss"].get<double>()).epsilon(1e-4));
-  const test::ProcessResult two = t::start_two(disturbed, {"train.steps=14"})->wait();
-  INFO(two.err);
-  CHECK(two.exit_code == 0);
-  CHECK(t::timeless_metrics(disturbed.run()).size() == 14);
-}
-
 TEST_CASE("a node whose node 0 is gone ends in time and says so", "[launch][slow]") {
   namespace t = launch_integration;
   const t::RunFolder folder;

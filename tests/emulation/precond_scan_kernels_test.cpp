@@ -14,6 +14,7 @@
 #include "tests/emulation/buffer.h"
 #include "tests/emulation/cuda_on_cpu.h"
 #include "tests/emulation/precond_scan_recurrence.h"
+#include "tests/emulation/race_check.h"
 #include "tests/support/catch.h"
 
 namespace osdn::kernels::precond_scan_kernels_test {
@@ -28,6 +29,16 @@ constexpr double kFixed = 4e-3;
 constexpr double kAfterFixed = 2e-4;  // of what adds up many such tokens
 constexpr int kPadding = 24;          // numbers between the rows of a fused projection
 constexpr auto kTerms = static_cast<size_t>(kResidualTerms);
+
+template <typename Args>
+void launch_checked(const Args& args) {
+  const emulation::RaceCheck races;
+  launch(args, nullptr);
+  for (const std::string& fault : races.faults()) {
+    INFO(fault);
+    CHECK(fault.empty());
+  }
+}
 
 /// What the kernels read and write for a problem, keys and gradients as views of wider rows.
 template <typename T>
@@ -107,18 +118,16 @@ class Run {
   }
 
   Results forward() const {
-    launch(forward_args(), nullptr);
-    launch(
-        ResidualMergeArgs{
-            .parts = statistics_.get(), .num_parts = spec_.sequences() * spec_.HV, .terms = merged_.get()},
-        nullptr);
+    launch_checked(forward_args());
+    launch_checked(ResidualMergeArgs{
+        .parts = statistics_.get(), .num_parts = spec_.sequences() * spec_.HV, .terms = merged_.get()});
     return {.write_key = write_key_.numbers(),
             .final_d = final_d_.numbers(),
             .statistics = Numbers(merged_.get(), merged_.get() + kTerms)};
   }
   Results both_passes() const {
     Results out = forward();
-    launch(backward_args(), nullptr);
+    launch_checked(backward_args());
     for (const bool intact :
          {write_key_.guards_intact(), tokens_.guards_intact(), block_d_.guards_intact(),
           final_d_.guards_intact(), statistics_.guards_intact(), d_k_.guards_intact(),
@@ -342,7 +351,7 @@ TEST_CASE("what the scan kernels keep and count changes none of the rest", "[pre
   const Buffer<float> final_d(problem.d_final.size());
   args.write_key = write_key.get();
   args.final_d = final_d.get();
-  launch(args, nullptr);
+  launch_checked(args);
   CHECK(write_key.numbers() == with.write_key);
   CHECK(final_d.numbers() == with.final_d);
 
@@ -354,7 +363,7 @@ TEST_CASE("what the scan kernels keep and count changes none of the rest", "[pre
   absent.d_final = nullptr;
   const Buffer<__nv_bfloat16> d_k(problem.d_written.size());
   absent.d_k = d_k.get();
-  launch(absent, nullptr);
+  launch_checked(absent);
   CHECK(d_k.numbers() == zeros.d_k);
 }
 
@@ -384,32 +393,30 @@ TEST_CASE("residual statistics of writes with d = 1 and the merge of parts on th
         const Run<T> run(problem);
         const PrecondScanInputs in = run.inputs();
         Buffer<double> parts(static_cast<size_t>(plain_residual_parts(in.num_tokens)) * kTerms);
-        launch(PlainResidualArgs{.k = in.k.data,
-                                 .token_stride = in.k.token_stride,
-                                 .head_stride = in.k.head_stride,
-                                 .beta = in.beta,
-                                 .num_tokens = in.num_tokens,
-                                 .num_key_heads = in.num_key_heads,
-                                 .num_value_heads = in.num_value_heads,
-                                 .key_size = in.key_size,
-                                 .bf16 = bf16,
-                                 .parts = parts.get()},
-               nullptr);
+        launch_checked(PlainResidualArgs{.k = in.k.data,
+                                         .token_stride = in.k.token_stride,
+                                         .head_stride = in.k.head_stride,
+                                         .beta = in.beta,
+                                         .num_tokens = in.num_tokens,
+                                         .num_key_heads = in.num_key_heads,
+                                         .num_value_heads = in.num_value_heads,
+                                         .key_size = in.key_size,
+                                         .bf16 = bf16,
+                                         .parts = parts.get()});
         return parts;
       };
       const Buffer<double> parts = bf16 ? parts_of(__nv_bfloat16{}) : parts_of(0.0f);
       const Buffer<double> terms(kTerms);
-      launch(ResidualMergeArgs{.parts = parts.get(),
-                               .num_parts = static_cast<int64_t>(parts.size() / kTerms),
-                               .terms = terms.get()},
-             nullptr);
+      launch_checked(ResidualMergeArgs{.parts = parts.get(),
+                                       .num_parts = static_cast<int64_t>(parts.size() / kTerms),
+                                       .terms = terms.get()});
       for (const size_t term : {0, 1, 2, 3, 4, 5})
         CHECK(terms[term] == Approx(expected.statistics[term]).epsilon(1e-4).margin(1e-6));
       CHECK(terms[6] == 0);  // no d that could be summed
       CHECK(terms[11] == 0);
     }
   const Buffer<double> none(kTerms);
-  launch(ResidualMergeArgs{.parts = nullptr, .num_parts = 0, .terms = none.get()}, nullptr);
+  launch_checked(ResidualMergeArgs{.parts = nullptr, .num_parts = 0, .terms = none.get()});
   CHECK(none[0] == 0);
   CHECK(none[5] == -INFINITY);
   CHECK(none[8] == INFINITY);
@@ -429,15 +436,14 @@ TEST_CASE("the gradient of the first d is the sum over sequences, 0 where it lie
         for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = normal(random);
         for (size_t i = 0; i < initial.size(); ++i) initial[i] = 1 + normal(random);
         initial[0] = 1.5f;  // on the bound: inside
-        launch(PrecondScanInitialArgs{.d_initial = gradients.get(),
-                                      .initial = initial.get(),
-                                      .sum = sum.get(),
-                                      .num_sequences = sequences,
-                                      .num_channels = channels,
-                                      .clamp = clamp,
-                                      .box_min = 0.5f,
-                                      .box_max = 1.5f},
-               nullptr);
+        launch_checked(PrecondScanInitialArgs{.d_initial = gradients.get(),
+                                              .initial = initial.get(),
+                                              .sum = sum.get(),
+                                              .num_sequences = sequences,
+                                              .num_channels = channels,
+                                              .clamp = clamp,
+                                              .box_min = 0.5f,
+                                              .box_max = 1.5f});
         Numbers expected(sum.size());
         for (size_t i = 0; i < gradients.size(); ++i) expected[i % sum.size()] += gradients[i];
         for (size_t i = 0; i < sum.size(); ++i)

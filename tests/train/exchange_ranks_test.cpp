@@ -17,7 +17,7 @@ namespace exchange_ranks_test {
 std::unique_ptr<dist::Communicator> connect(const dist::LaunchEnvironment& launched, at::Device device,
                                             std::chrono::seconds timeout) {
   return dist::detail::make_peer_communicator(
-      std::make_unique<test::StagedCommunicator>(launched, device, timeout), timeout);
+      std::make_unique<test::StagedCommunicator>(launched, device, timeout), {.timeout = timeout});
 }
 
 config::Config small_run(const TrainFolder& folder, const std::string& name, int64_t zero,

@@ -3,7 +3,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "apps/detail/option_checks.h"
 #include "base/error.h"
+#include "base/fs.h"
 
 namespace osdn::apps {
 namespace eval_arguments_detail {
@@ -12,6 +14,25 @@ constexpr const char* kSuites = "perplexity";
 
 bool is_shard(const std::string& path) {
   return path.size() > 3 && path.compare(path.size() - 3, 3, ".h5") == 0;
+}
+
+/// Of every file that the globs match; a glob that matches nothing counts by its own name and fails later.
+bool are_shards(const std::vector<std::string>& globs) {
+  size_t num_shards = 0;
+  size_t num_files = 0;
+  for (const std::string& glob : globs) {
+    std::vector<std::string> paths = glob_paths(glob);
+    if (paths.empty()) paths = {glob};
+    num_files += paths.size();
+    num_shards += static_cast<size_t>(std::count_if(paths.begin(), paths.end(), is_shard));
+  }
+  if (num_shards > 0 && num_shards < num_files)
+    throw UserError(
+        "--data: expected either shards (.h5) or text files, got {} of {} files that are shards, in a list "
+        "that begins "
+        "with {}",
+        num_shards, num_files, globs.front());
+  return num_shards > 0;
 }
 
 int64_t parse_window(const std::string& text) {
@@ -47,9 +68,8 @@ void add_eval_arguments(CLI::App& command, EvalArguments* arguments) {
   command
       .add_option("--tokens-at-once", arguments->tokens_at_once,
                   "Tokens run together; changes no result. Default: 4096 on a CPU, 16384 on a GPU")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--max-documents", arguments->max_documents, "Only the first ones")
-      ->check(CLI::PositiveNumber);
+      ->check(above_zero());
+  command.add_option("--max-documents", arguments->max_documents, "Only the first ones")->check(above_zero());
   command.add_option("--text-key", arguments->text_key, "JSON field of the text in .jsonl files")
       ->capture_default_str();
   command
@@ -79,15 +99,9 @@ std::unique_ptr<eval::DocumentSource> open_documents(const EvalArguments& argume
   if (globs.empty())
     throw UserError("eval: {} names no validation shards; pass --data GLOB of shards or text files",
                     open.directory);
-  const auto num_shards =
-      static_cast<size_t>(std::count_if(globs.begin(), globs.end(), eval_arguments_detail::is_shard));
   const data::Tokenizer* tokenizer = open.tokenizer ? &*open.tokenizer : nullptr;
-  if (num_shards == globs.size())
+  if (eval_arguments_detail::are_shards(globs))
     return eval::open_shards(globs, tokenizer, open.config.model.vocab_size.value());
-  if (num_shards > 0)
-    throw UserError(
-        "--data: expected either shards (.h5) or text files, got both in a list that begins with {}",
-        globs.front());
   if (tokenizer == nullptr)
     throw UserError("eval: {} names no tokenizer, which text needs; pass --tokenizer tokenizer.model",
                     open.directory);

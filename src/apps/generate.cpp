@@ -2,10 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 
+#include "apps/detail/option_checks.h"
 #include "apps/generate_prompts.h"
 #include "apps/model_arguments.h"
 #include "apps/text_stream.h"
@@ -30,7 +33,7 @@ struct Options {
 
 void print(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-    throw EnvironmentError("standard output: cannot write {} bytes", text.size());
+    throw EnvironmentError("standard output: cannot write: {}", std::strerror(errno));
 }
 
 const char* finish_name(const model::Continuation& continuation, const TextStream& text) {
@@ -108,17 +111,17 @@ void generate(const Options& options) {
 void add_sampling_options(CLI::App& command, Options* options) {
   model::SamplingOptions& sampling = options->decoding.sampling;
   command.add_option("--temperature", sampling.temperature, "0: greedy, the likeliest token every time")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least_zero())
       ->capture_default_str();
   command.add_option("--top-k", sampling.top_k, "Sample among the k likeliest; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least_zero())
       ->capture_default_str();
   command
       .add_option("--top-p", sampling.top_p, "Sample among the likeliest of this total probability, above 0")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(probability_above_zero())
       ->capture_default_str();
   command.add_option("--repetition-penalty", sampling.repetition_penalty, "Above 1 discourages repeats")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   command.add_option("--seed", options->decoding.seed, "Of the sampling")->capture_default_str();
 }
@@ -137,13 +140,13 @@ void add_generate(CLI::App& root) {
                    "File of prompts: one a line, or .jsonl of strings or {\"prompt\": ...} (repeatable)")
       ->allow_extra_args(false);
   command->add_option("--max-tokens", options->decoding.max_new_tokens, "New tokens at most")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least_zero())
       ->capture_default_str();
   generate_detail::add_sampling_options(*command, options.get());
   command->add_option("--stop", options->stops, "Text that ends the output, not printed (repeatable)")
       ->allow_extra_args(false);
   command->add_option("--batch", options->batch, "Prompts decoded together; changes no result, only speed")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object a prompt instead of text");
   command->footer(

@@ -33,7 +33,7 @@ std::string prompt_of_json(std::string_view line, const std::string& origin) {
 void read_prompts(const std::string& path, std::vector<Prompt>* prompts) {
   if (std::filesystem::is_directory(path))
     throw UserError("--prompts: {}: expected a file, got a directory", path);
-  const std::string content = read_file(path);
+  const std::string content = read_named_file(path);
   const bool is_json = std::filesystem::path(path).extension() == ".jsonl";
   std::string_view rest = content;
   if (rest.substr(0, kByteOrderMark.size()) == kByteOrderMark) rest.remove_prefix(kByteOrderMark.size());

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/detail/option_checks.h"
 #include "apps/exchange.h"
 #include "apps/exchange_directory.h"
 #include "base/error.h"
@@ -200,7 +201,7 @@ void add_import(CLI::App& root) {
                       "safetensors file with input_ids [B, T] and logits [B, T, V] that the model must give");
   command
       ->add_option("--verify-tolerance", options->tolerance, "Largest relative RMS difference of the logits")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   command->footer(
       "Example:\n  osdn import delta_net-1.3B-100B --output runs/delta-net-hub\n"

@@ -22,6 +22,7 @@
 #include "base/crash.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/standard_streams.h"
 #include "tensor/failure.h"
 #include "tensor/logging.h"
 
@@ -43,11 +44,12 @@ int report_failure(ExitCode code, const std::string& message) {
 // with other work a spinning thread takes the core that the one it waits for needs (twice the time a step was
 // seen), and on an idle one nothing is lost. The OpenMP runtime reads the variable when it is loaded, so it
 // is set before any library starts.
-void choose_wait_policy(int /*argc*/, char** /*argv*/, char** /*environment*/) {
+void before_libraries(int /*argc*/, char** /*argv*/, char** /*environment*/) {
   setenv("OMP_WAIT_POLICY", "PASSIVE", 0);
+  open_standard_streams();
 }
 __attribute__((section(".preinit_array"), used)) void (*const kBeforeLibraries)(int, char**,
-                                                                                char**) = choose_wait_policy;
+                                                                                char**) = before_libraries;
 
 // As far as it was understood: "osdn tokenizer encode".
 std::string given_command(const CLI::App& root) {
@@ -102,7 +104,11 @@ int run_caught(int argc, char** argv) {
   report_crashes();
   choose_libtorch_logging();
   try {
-    return run(argc, argv);
+    const int code = run(argc, argv);
+    const std::string lost = finish_standard_output();
+    if (code == 0 && !lost.empty())
+      throw EnvironmentError("standard output: the result is not whole, a write failed: {}", lost);
+    return code;
   } catch (const Error& failure) {
     return report_failure(failure.code(), failure.what());
   } catch (const std::system_error&

@@ -137,6 +137,14 @@ std::string read_file(const std::string& path) {
   return content;
 }
 
+std::string read_named_file(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0 && (errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG))
+    throw UserError("{}: cannot open for reading: {}", path, reason());
+  if (S_ISDIR(status.st_mode)) throw UserError("{}: expected a file, found a directory", path);
+  return read_file(path);
+}
+
 void atomic_write(const std::string& path, std::string_view content) {
   const std::string staged = fmt::format("{}.tmp-{}", path, ::getpid());
   try {

@@ -46,6 +46,9 @@ class File {
 /// Whole content of a file. Throws EnvironmentError when it can't be read.
 std::string read_file(const std::string& path);
 
+/// read_file() of a name that the user gave: UserError when it leads to nothing or to a directory.
+std::string read_named_file(const std::string& path);
+
 /// Writes to a temporary name beside `path`, fsyncs, renames over `path`, fsyncs the directory.
 void atomic_write(const std::string& path, std::string_view content);
 

@@ -19,6 +19,10 @@ Found check_run(const Run& run) {
     return Problem{"run.name", fmt::format("expected the name of a directory without \"/\", got \"{}\" "
                                            "(its parent is run.directory)",
                                            run.name)};
+  constexpr size_t kLongest = 255;  // bytes of a file name
+  if (run.name.size() > kLongest)
+    return Problem{"run.name", fmt::format("expected at most {} bytes, the name of a directory, got {}",
+                                           kLongest, run.name.size())};
   return std::nullopt;
 }
 

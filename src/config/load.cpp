@@ -241,7 +241,7 @@ Config load_text(const std::string& text, const std::string& origin,
 }
 
 Config load(const std::string& path, const std::vector<std::string>& overrides) {
-  const std::string text = read_file(path);
+  const std::string text = read_named_file(path);
   Config config = load_text(text, path, overrides);
   if (!text.empty() && text.back() != '\n')
     log::warning("{}: the last line does not end; if the file was cut off, its last value is wrong", path);

@@ -295,7 +295,7 @@ Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
-Tokenizer Tokenizer::load(const std::string& path) { return parse(read_file(path), path); }
+Tokenizer Tokenizer::load(const std::string& path) { return parse(read_named_file(path), path); }
 Tokenizer Tokenizer::from_model(std::string model_bytes) {
   return parse(std::move(model_bytes), "tokenizer model");
 }

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
+#include <string_view>
 
 #include "base/log.h"
 
@@ -16,11 +18,18 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
+constexpr size_t kUsualWidth = 80;
+
 size_t terminal_width() {
-  constexpr size_t kUsual = 80;
   struct winsize size {};
-  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return kUsual;
+  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return kUsualWidth;
   return size.ws_col;
+}
+
+// One that can go back to the start of its line, that is.
+bool is_terminal() {
+  const char* kind = std::getenv("TERM");
+  return ::isatty(STDERR_FILENO) == 1 && kind != nullptr && std::string_view(kind) != "dumb";
 }
 
 double fraction(int64_t done, int64_t total) {
@@ -67,7 +76,7 @@ double RateMeter::seconds_left(int64_t total) const {
 Progress::Progress(std::string title, int64_t total, int64_t done)
     : title_(std::move(title)),
       total_(total),
-      terminal_(::isatty(STDERR_FILENO) == 1),
+      terminal_(is_terminal()),
       started_(std::chrono::steady_clock::now()) {
   rate_.add(started_, done);
 }
@@ -101,11 +110,22 @@ void Progress::update(int64_t done, const std::string& text) {
 
 std::string progress_bar(const std::string& title, int64_t done, int64_t total, const RateMeter& rate,
                          const std::string& text, size_t width) {
-  constexpr size_t kCells = 20;
-  const auto filled = static_cast<size_t>(fraction(done, total) * kCells);
-  const std::string start = fmt::format("{} [{}{}] {}/{}", title, std::string(filled, '#'),
-                                        std::string(kCells - filled, ' '), done, total);
-  return joined(start, "  ", rate, done, total, text).substr(0, width);
+  constexpr size_t kMostCells = 20;
+  constexpr size_t kFewestCells = 5;
+  constexpr size_t kBrackets = 3;  // and the blank before them
+  const std::string fields = joined(fmt::format(" {}/{}", done, total), "  ", rate, done, total, text);
+  const size_t used = title.size() + kBrackets + fields.size();
+  size_t cells = width > used ? std::min(width - used, kMostCells) : 0;
+  if (width + 1 >= kUsualWidth) cells = std::max(cells, kFewestCells);
+  std::string line = title;
+  if (cells >= kFewestCells) {
+    const auto filled = static_cast<size_t>(fraction(done, total) * static_cast<double>(cells));
+    line += fmt::format(" [{}{}]", std::string(filled, '#'), std::string(cells - filled, ' '));
+  }
+  line += fields;
+  if (line.size() <= width) return line;
+  const size_t end = line.rfind("  ", width);  // whole fields only, for half a number misleads
+  return line.substr(0, end == std::string::npos ? width : end);
 }
 
 std::string progress_line(const std::string& title, int64_t done, int64_t total, const RateMeter& rate,

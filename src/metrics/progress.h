@@ -49,7 +49,8 @@ class Progress {
   RateMeter rate_;
 };
 
-/// "title [####      ] 12/40  3.10/s  9 s left  text", cut to `width` characters.
+/// "title [####      ] 12/40  3.10/s  9 s left  text" in at most `width` characters: where they are few the
+/// bar becomes shorter (below 79 it goes), then the last fields of the text go, which two blanks divide.
 std::string progress_bar(const std::string& title, int64_t done, int64_t total, const RateMeter& rate,
                          const std::string& text, size_t width);
 

@@ -37,14 +37,15 @@ double model_flops_utilization(double flops_per_token, double tokens_per_second_
 std::string summary(const StepRecord& record) {
   std::string text;
   add_part(text, std::isfinite(record.loss) ? fmt::format("loss {:.3f}", record.loss) : "loss not finite");
+  if (record.skipped) add_part(text, "step skipped");
   if (record.validation) add_part(text, fmt::format("validation {:.3f}", record.validation->loss));
   if (record.residual && std::isfinite(record.residual->q_geo))
     add_part(text, fmt::format("q_geo {:.3f}", record.residual->q_geo));
+  // In this order, since a narrow terminal has no room for the last ones.
+  if (record.tokens_per_second > 0) add_part(text, grouped(record.tokens_per_second) + " tokens/s");
   add_part(text, std::isfinite(record.grad_norm) ? fmt::format("grad {:.2f}", record.grad_norm)
                                                  : "grad not finite");
-  if (record.skipped) add_part(text, "step skipped");
   add_part(text, "lr " + scientific(record.learning_rate));
-  if (record.tokens_per_second > 0) add_part(text, grouped(record.tokens_per_second) + " tokens/s");
   return text;
 }
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <numeric>
+#include <set>
 
 #include "base/error.h"
 #include "base/fs.h"
@@ -110,6 +112,27 @@ void check_space(const std::string& checkpoints_directory, const config::Checkpo
         static_cast<double>(needed) / (1 << 30), available, static_cast<double>(available) / (1 << 30));
 }
 
+std::vector<std::string> doubtful_settings(const config::Config& config) {
+  std::vector<std::string> lines;
+  if (config.optimizer.warmup_steps >= config.train.steps)
+    lines.push_back(fmt::format(
+        "optimizer.warmup_steps: {} of train.steps = {}: the learning rate never falls, and reaches its peak "
+        "at the last step at best",
+        config.optimizer.warmup_steps, config.train.steps));
+  std::set<std::string> trained;
+  for (const config::WeightedSource& source : config.data.train)
+    for (const std::string& path : glob_paths(source.path))
+      trained.insert(std::filesystem::weakly_canonical(path).string());
+  for (const std::string& glob : config.data.validation)
+    for (const std::string& path : glob_paths(glob))
+      if (trained.count(std::filesystem::weakly_canonical(path).string()) > 0)
+        lines.push_back(
+            fmt::format("data.validation: {} is trained on as well, so its loss does not tell how the model "
+                        "does on other text",
+                        path));
+  return lines;
+}
+
 void check_host_memory(at::Device device, int64_t num_parameters) {
   if (!device.is_cpu()) return;  // a GPU's own allocator refuses before anything is lost
   constexpr double kBytes = 16;  // masters, gradients and two moments in float32
@@ -120,8 +143,8 @@ void check_host_memory(at::Device device, int64_t num_parameters) {
   if (needed > present)
     throw EnvironmentError(
         "out of memory: weights, gradients and moments of {} parameters need {:.1f} GiB before any "
-        "activation, this "
-        "machine has {:.1f} GiB (make the model smaller, or train it on a machine with more memory)",
+        "activation, this machine has {:.1f} GiB (make the model smaller, or train it on a machine with more "
+        "memory)",
         num_parameters, needed, present);
 }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "config/config.h"
 #include "data/loader.h"
@@ -30,6 +32,10 @@ void freeze_automatic_values(config::Config& config, at::Device device, int64_t 
 /// a run keeps.
 void check_space(const std::string& checkpoints_directory, const config::Checkpoint& options,
                  int64_t num_parameters);
+
+/// What a run may do but hardly anybody wants, a line each: a warm-up that the run ends in, validation on
+/// shards that are trained on.
+std::vector<std::string> doubtful_settings(const config::Config& config);
 
 /// Throws EnvironmentError when this machine's memory cannot even hold what a CPU run keeps of its
 /// parameters.

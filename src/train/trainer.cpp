@@ -281,6 +281,7 @@ void Trainer::describe_run(const std::vector<std::string>& command_line) {
       config_.train.precision == config::Precision::kBfloat16 ? "bfloat16" : "float32", device_.str(),
       ranks == 1 ? "" : fmt::format(", {} ranks, ZeRO-{}", ranks, config_.distributed.zero));
   log::info("memory before activations: {}", arena_->bytes().describe());
+  for (const std::string& line : doubtful_settings(config_)) log::warning("{}", line);
   const optim::DecayGroups groups = optim::decay_groups(*arena_, config_.optimizer.decay_all);
   log::info("weight decay {} on: {}", config_.optimizer.weight_decay, groups.decayed);
   log::info("no weight decay on: {}; not trained: {}", groups.not_decayed, groups.not_trained);

@@ -55,6 +55,8 @@ TEST_CASE("edit distance counts swaps once and folds case and hyphens", "[scalar
   CHECK(detail::edit_distance("modle", "model") == 1);
   CHECK(detail::edit_distance("kitten", "sitting") == 3);
   CHECK(detail::nearest("zz", {"lr", "eps"}).empty());
+  CHECK(detail::nearest("GDN", {"delta_net", "gated_delta_net", "kda"}) == "gated_delta_net");
+  CHECK(detail::nearest("kad", {"delta_net", "gated_delta_net", "kda"}) == "kda");
   CHECK(detail::known_synonym("D_Model") == "model.hidden_size");
 }
 

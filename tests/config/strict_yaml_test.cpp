@@ -192,10 +192,16 @@ TEST_CASE("a wrong type names the key however deep it is", "[strict_yaml]") {
                  "data.train[0].weight: expected a number above 0"));
 }
 
-TEST_CASE("a directory or missing file as configuration is an environment error", "[strict_yaml]") {
+TEST_CASE("a run's name that no file system takes is refused before anything is made", "[strict_yaml]") {
+  CHECK(load_ok("run: {name: " + std::string(255, 'n') + "}\n", {}).run.name.size() == 255);
+  CHECK(contains(load_error("run: {name: " + std::string(256, 'n') + "}\n"),
+                 "run.name: expected at most 255 bytes"));
+}
+
+TEST_CASE("a directory or missing file as configuration is a user error", "[strict_yaml]") {
   TemporaryDirectory directory;
-  CHECK_THROWS_AS(load(directory.path(), {}), EnvironmentError);
-  CHECK_THROWS_AS(load(directory.path() + "/absent.yaml", {}), EnvironmentError);
+  CHECK_THROWS_AS(load(directory.path(), {}), UserError);
+  CHECK_THROWS_AS(load(directory.path() + "/absent.yaml", {}), UserError);
   atomic_write(directory.path() + "/good.yaml", "run: {name: from-file}\n");
   CHECK(load(directory.path() + "/good.yaml", {}).run.name == "from-file");
 }
@@ -259,6 +265,8 @@ TEST_CASE("overrides replace values and are as strict as the file", "[strict_yam
                        "--set: optimizer.learning_rte: unknown key (did you mean optimizer.learning_rate?)"));
   CHECK(load_error(text, {"train.steps=many"}) ==
         "--set: train.steps: expected a positive integer up to 1e15, got \"many\"");
+  CHECK(load_error("run: {name: a}\n\n\ntrain: {steps: 4}\n", {"train.steps="}) ==
+        "--set: train.steps: value missing: expected a positive integer up to 1e15");
   CHECK(contains(load_error(text, {"train.steps"}), "--set: expected key=value, got \"train.steps\""));
   CHECK(contains(load_error(text, {"=3"}), "expected key=value"));
   CHECK(contains(load_error(text, {"train..steps=3"}), "expected a key such as train.steps"));

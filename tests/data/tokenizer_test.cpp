@@ -384,7 +384,7 @@ TEST_CASE("Invalid text, ids and files are refused", "[tokenizer]") {
   CHECK_THROWS_AS(tokenizer.piece_bytes(700), UserError);
   const TemporaryDirectory folder;
   const std::string path = folder.path() + "/t.model";
-  CHECK_THROWS_AS(Tokenizer::load(path), EnvironmentError);
+  CHECK_THROWS_AS(Tokenizer::load(path), UserError);
   for (const std::string& content : {std::string(), std::string("not a model"), std::string(100, '\0'),
                                      tokenizer.model_bytes().substr(0, 3001)}) {
     atomic_write(path, content);

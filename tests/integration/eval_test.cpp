@@ -102,6 +102,15 @@ TEST_CASE("text files are evaluated with the run's tokenizer", "[eval]") {
   CHECK(json["data"].size() == 2);
 }
 
+TEST_CASE("shards are known by the names that a glob matches, not by its own", "[eval]") {
+  const ProcessResult named = evaluate({"--data", "shards/valid-*.h5", "--json", "-"});
+  const ProcessResult matched = evaluate({"--data", "shards/valid*", "--json", "-"});
+  INFO(matched.err);
+  REQUIRE(named.exit_code == 0);
+  REQUIRE(matched.exit_code == 0);
+  CHECK(Json::parse(matched.out)["loss"] == Json::parse(named.out)["loss"]);
+}
+
 TEST_CASE("what eval cannot do is refused in one line", "[eval]") {
   const auto refused = [&](const std::vector<std::string>& more, int code,
                            const std::vector<std::string>& parts) {

@@ -122,12 +122,16 @@ TEST_CASE("what generate cannot do is refused in one line", "[generate]") {
   refused({}, 2, {"--prompt"});
   refused({"--prompts", "empty.txt"}, 2, {"empty.txt", "holds none"});
   refused({"--prompts", "latin.txt"}, 2, {"latin.txt:2", "UTF-8", "0xEF"});
-  refused({"--prompts", "absent.txt"}, 3, {"absent.txt"});
+  refused({"--prompts", "absent.txt"}, 2, {"absent.txt"});
   refused({"--prompt", "a\xFF"}, 2, {"prompt 1", "UTF-8"});
   refused({"--prompt", "a", "--stop", ""}, 2, {"--stop"});
   refused({"--prompt", "a", "--top-p", "0"}, 2, {"top-p"});
-  refused({"--prompt", "a", "--temperature", "-1"}, 2, {"temperature"});
-  refused({"--prompt", "a", "--temperature", "nan"}, 2, {"temperature"});
+  refused({"--prompt", "a", "--temperature", "-1"}, 2,
+          {"--temperature: expected a number of at least 0, got \"-1\""});
+  refused({"--prompt", "a", "--temperature", "nan"}, 2, {"--temperature", "got \"nan\""});
+  refused({"--prompt", "a", "--top-k", "-1"}, 2, {"--top-k: expected a number of at least 0, got \"-1\""});
+  refused({"--prompt", "a", "--repetition-penalty", "0"}, 2,
+          {"--repetition-penalty: expected a number above 0"});
   refused({"--prompt", "a", "--creativity", "9"}, 2, {"--creativity"});
   refused({"--prompt", "a", "--device", "tpu"}, 2, {"--device"});
   CHECK(run_osdn({"generate", "runs/absent", "--prompt", "a"}, folder).exit_code == 2);

@@ -59,7 +59,7 @@ TEST_CASE("osdn prepare says in one line what is wrong and leaves no shard", "[p
   CHECK(contains(result.err, "prepare.input: nothing matches none/*.txt"));
   CHECK(run({"--output", "s"}).exit_code == 2);
   CHECK(run({"--input", "bad.jsonl", "--builtin"}).exit_code == 2);
-  CHECK(run({"absent.yaml"}).exit_code == 3);
+  CHECK(run({"absent.yaml"}).exit_code == 2);
   result = run({"--builtin", "--megabytes", "1", "--vocab-size", "500000", "--output", "s"});
   CHECK(result.exit_code == 2);
   CHECK(contains(result.err, "too large for this text, which gives at most"));
@@ -127,7 +127,7 @@ TEST_CASE("osdn prepare refuses a file that is no tokenizer and an output that i
     CHECK(contains(result.err, "bad.model: expected a sentencepiece model"));
     CHECK_FALSE(std::filesystem::exists(folder.path() + "/s"));
   }
-  CHECK(run("absent.model", "s").exit_code == 3);
+  CHECK(run("absent.model", "s").exit_code == 2);
   const test::ProcessResult file = run("t.model", "t.model/s");
   CHECK(file.exit_code == 3);
   CHECK(contains(file.err, "t.model/s: cannot"));

@@ -99,7 +99,7 @@ TEST_CASE("what a user can get wrong gets one clear message and the right exit c
        2,
        {"sequence_length", "tokens"}},
       {{"data.train=[nowhere/*.h5]"}, 2, {"nowhere/*.h5"}},
-      {{"data.tokenizer=nowhere.model"}, 3, {"nowhere.model"}},
+      {{"data.tokenizer=nowhere.model"}, 2, {"nowhere.model"}},
       {{"data.tokenizer=small.yaml"}, 4, {"small.yaml"}},
       {{"data.train=[small.yaml]"}, 4, {"small.yaml"}},
       {{"model.vocab_size=100"}, 2, {"vocab_size", "512"}},

@@ -46,11 +46,33 @@ TEST_CASE("progress shows count, share, rate and time left", "[progress]") {
   CHECK(progress_line("run", 0, 0, RateMeter(), "") == "run: 0 of 0 (100.0 %)");
   const std::string bar = progress_bar("run", 10, 40, rate, "loss 3.4", 200);
   CHECK(bar == "run [#####               ] 10/40  2.50/s  12 s left  loss 3.4");
-  CHECK(progress_bar("run", 10, 40, rate, "loss 3.4", 20) == bar.substr(0, 20));
   RateMeter slow;
   slow.add(progress_test_detail::at_second(0), 0);
   slow.add(progress_test_detail::at_second(4), 1);
   CHECK(progress_line("run", 1, 2, slow, "") == "run: 1 of 2 (50.0 %), 4.00 s each, 4 s left");
+}
+
+TEST_CASE("a narrow terminal loses the bar before the numbers, and the last fields as a whole",
+          "[progress]") {
+  RateMeter rate;
+  rate.add(progress_test_detail::at_second(0), 0);
+  rate.add(progress_test_detail::at_second(4), 10);
+  const std::string text = "loss 3.4  q_geo 0.30  12,345 tokens/s";
+  const auto bar = [&](size_t width) { return progress_bar("run", 10, 40, rate, text, width); };
+  const std::string fields = " 10/40  2.50/s  12 s left  " + text;
+  const size_t bare = ("run" + fields).size();
+  CHECK(bar(bare + 23) == "run [#####               ]" + fields);
+  CHECK(bar(bare + 13) == "run [##        ]" + fields);
+  CHECK(bar(bare + 8) == "run [#    ]" + fields);
+  CHECK(bar(bare + 7) == "run" + fields);
+  CHECK(bar(bare) == "run" + fields);
+  CHECK(bar(bare - 1) == "run 10/40  2.50/s  12 s left  loss 3.4  q_geo 0.30");
+  CHECK(bar(40) == "run 10/40  2.50/s  12 s left  loss 3.4");
+  CHECK(bar(8) == "run 10/4");
+  for (size_t width = 0; width < 100; ++width) CHECK(bar(width).size() <= width);
+  // A terminal of the usual width keeps a bar, and loses the last field instead.
+  const std::string long_text = text + "  grad 0.84  lr 1.0e-3";
+  CHECK(progress_bar("run", 10, 40, rate, long_text, 79) == "run [#    ]" + fields);
 }
 
 TEST_CASE("durations read naturally at every size", "[progress]") {
@@ -77,14 +99,14 @@ TEST_CASE("the summary of a step leaves out what the record lacks", "[progress]"
   record.tokens_per_second = 12345.4;
   record.residual = ResidualFields{};
   record.residual->q_geo = 0.3012;
-  CHECK(summary(record) == "loss 3.412  q_geo 0.301  grad 0.84  lr 1.0e-3  12,345 tokens/s");
+  CHECK(summary(record) == "loss 3.412  q_geo 0.301  12,345 tokens/s  grad 0.84  lr 1.0e-3");
   record.residual.reset();
   record.loss = std::numeric_limits<double>::quiet_NaN();
   record.skipped = true;
   record.tokens_per_second = 1234567;
   record.validation = Validation{2.5, 12.2, 1.1};
   CHECK(summary(record) ==
-        "loss not finite  validation 2.500  grad 0.84  step skipped  lr 1.0e-3  1,234,567 tokens/s");
+        "loss not finite  step skipped  validation 2.500  1,234,567 tokens/s  grad 0.84  lr 1.0e-3");
 }
 
 }  // namespace osdn::metrics::test

@@ -27,7 +27,8 @@ constexpr std::string_view kEndMark = "# end of the configuration, appended by t
 constexpr int kMaxNodes = 100000;
 
 std::string place(const std::string& origin, int line) {
-  return line > 0 ? fmt::format("{}:{}", origin, line) : origin;
+  // An override has no lines of its own.
+  return line > 0 && origin != kOverrideOrigin ? fmt::format("{}:{}", origin, line) : origin;
 }
 
 class TreeBuilder : public YAML::EventHandler {

@@ -15,6 +15,14 @@ std::string folded(std::string_view word) {
   return result;
 }
 
+/// "gdn" of "gated_delta_net".
+std::string initials(std::string_view name) {
+  std::string letters;
+  for (size_t i = 0; i < name.size(); ++i)
+    if (i == 0 || name[i - 1] == '_') letters += name[i];
+  return letters;
+}
+
 constexpr std::array<std::pair<std::string_view, std::string_view>, 37> kSynonyms = {{
     {"lr", "optimizer.learning_rate"},
     {"peak_lr", "optimizer.learning_rate"},
@@ -79,6 +87,8 @@ int edit_distance(std::string_view first, std::string_view second) {
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
   constexpr size_t kLongestWord = 64;  // bounds the work for garbage
   if (word.size() > kLongestWord) return {};
+  for (const std::string& candidate : candidates)
+    if (word.size() > 1 && folded(word) == initials(candidate)) return candidate;
   int best_distance = std::max<int>(2, static_cast<int>(word.size()) / 3) + 1;
   std::string best;
   for (const std::string& candidate : candidates) {

@@ -1,6 +1,7 @@
 #include "data/detail/prepare_request.h"
 
 #include "base/error.h"
+#include "base/fs.h"
 #include "base/hash.h"
 #include "data/shard.h"
 
@@ -38,7 +39,7 @@ Json describe(const config::Prepare& settings, uint64_t builtin_seed) {
   json["add_eos"] = settings.add_eos;
   json["shard_tokens"] = settings.shard_tokens;
   if (settings.tokenizer_model) {
-    json["tokenizer_model"] = digest_file(*settings.tokenizer_model).hex();
+    json["tokenizer_model"] = digest(read_named_file(*settings.tokenizer_model)).hex();
   } else {
     json["tokenizer_type"] = settings.tokenizer.type == config::TokenizerType::kBpe ? "bpe" : "unigram";
     json["vocab_size"] = settings.tokenizer.vocab_size;

@@ -11,9 +11,11 @@ namespace osdn::data::detail {
 TokenStream::TokenStream(const std::vector<std::string>& globs, const std::string& key) {
   for (const std::string& glob : globs) {
     const std::vector<std::string> paths = glob_paths(glob);
-    if (paths.empty())
-      throw UserError("{}: expected shards, nothing matches {} (that is {}; make shards with `osdn prepare`)",
-                      key, glob, std::filesystem::absolute(glob).lexically_normal().string());
+    if (paths.empty()) {
+      const std::string full = std::filesystem::absolute(glob).lexically_normal().string();
+      throw UserError("{}: expected shards, nothing matches {} ({}make shards with `osdn prepare`)", key,
+                      glob, full == glob ? "" : fmt::format("that is {}; ", full));
+    }
     for (const std::string& path : paths) {
       shards_.push_back(std::make_unique<ShardReader>(path));
       starts_.push_back(starts_.back() + shards_.back()->num_tokens());

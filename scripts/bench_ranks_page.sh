@@ -55,16 +55,17 @@ exchange_table() {  # lines of exchanges
       print "\n## What the exchange costs, and how much of it is hidden\n"
       print "`osdn bench exchange`: all sums of gradients and all gathering of weights of a step, with nothing beside them; then steps of all"
       print "GPUs with the exchange beside the passes and, in turn, without any. \"Hidden\": the share of the time of the exchange alone by which"
-      print "a step does not become longer. GB/s: what crosses the link of each GPU.\n"
-      print "| configuration | sequences a GPU | settings | GPUs | gradients ms | GB/s | weights ms | GB/s | step ms without | step ms with | hidden |"
-      print "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+      print "a step does not become longer; \"by backward\": that of the gradients, from steps with their sums alone. GB/s: what crosses the link"
+      print "of each GPU.\n"
+      print "| configuration | sequences a GPU | settings | GPUs | gradients ms | GB/s | weights ms | GB/s | step ms without | with gradients | with both | hidden by backward | hidden |"
+      print "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     }
     {
       settings = value("settings")
       gsub(/:/, " ", settings)
-      printf "| %s | %s |%s | %s | %s | %s | %s | %s | %s | %s | %.1f %% |\n", value("configuration"), value("sequences"), settings, value("gpus"), \
-        value("gradients_ms"), value("gradients_gb_per_s"), value("weights_ms"), value("weights_gb_per_s"), value("step_alone_ms"), value("step_ms"), \
-        100 * value("hidden_share")
+      printf "| %s | %s |%s | %s | %s | %s | %s | %s | %s | %s | %s | %.1f %% | %.1f %% |\n", value("configuration"), value("sequences"), settings, value("gpus"), \
+        value("gradients_ms"), value("gradients_gb_per_s"), value("weights_ms"), value("weights_gb_per_s"), value("step_alone_ms"), value("step_gradients_ms"), \
+        value("step_ms"), 100 * value("hidden_by_backward"), 100 * value("hidden_share")
     }
   '
 }

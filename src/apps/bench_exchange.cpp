@@ -35,11 +35,12 @@ void print(const config::Config& config, const std::string& file, const bench::E
   fmt::print(
       R"({{"op": "exchange", "configuration": "{}", "sequences": {}, "sequence_length": {}, "parameters": {}, )"
       R"("zero": {}, "ranks": {}, "gradients_ms": {:.3f}, "gradients_gb_per_s": {:.1f}, "weights_ms": {:.3f}, )"
-      R"("weights_gb_per_s": {:.1f}, "step_ms": {:.2f}, "step_alone_ms": {:.2f}, "hidden_share": {:.3f}}})"
+      R"("weights_gb_per_s": {:.1f}, "step_ms": {:.2f}, "step_gradients_ms": {:.2f}, "step_alone_ms": {:.2f}, "hidden_share": {:.3f}, "hidden_by_backward": {:.3f}}})"
       "\n",
       std::filesystem::path(file).stem().string(), times.sequences, config.data.sequence_length,
       times.parameters, config.distributed.zero, times.ranks, times.gradients_ms, times.gradients_gb_per_s,
-      times.weights_ms, times.weights_gb_per_s, times.step_ms, times.step_alone_ms, times.hidden_share());
+      times.weights_ms, times.weights_gb_per_s, times.step_ms, times.step_gradients_ms, times.step_alone_ms,
+      times.hidden_share(), times.hidden_by_backward());
   std::fflush(stdout);
 }
 

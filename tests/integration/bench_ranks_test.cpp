@@ -73,7 +73,8 @@ TEST_CASE(
       "\"ranks\": 8, "
       "\"gradients_ms\": 5.125, \"gradients_gb_per_s\": 260.5, \"weights_ms\": 2.500, \"weights_gb_per_s\": "
       "255.1, "
-      "\"step_ms\": 155.25, \"step_alone_ms\": 152.50, \"hidden_share\": 0.639}\n"
+      "\"step_ms\": 155.25, \"step_gradients_ms\": 154.25, \"step_alone_ms\": 152.50, \"hidden_share\": "
+      "0.639, \"hidden_by_backward\": 0.659}\n"
       "{\"kind\": \"curve\", \"configuration\": \"osdn\", \"global_sequences\": 16, \"gpus\": 8, \"steps\": "
       "80, "
       "\"first_loss\": 10.5, \"last_loss\": 6.25, \"differing\": 7, \"largest_difference\": 3.00e-07, "
@@ -99,7 +100,8 @@ TEST_CASE(
         "| 4 | 150.25 | 390000 | 97.5 % | 97.5 % |",  // numbers 2 to 5: 400,000
         "| 8 | 150.25 | 760000 | 76.0 % | 95.0 % |",  // all: 1,000,000, eight times the slowest 800,000
         "| delta_net_340m | 16 | 8 | 150.25 | 150.25 | 0.0 % |",
-        "| delta_net_340m | 16 | | 8 | 5.125 | 260.5 | 2.500 | 255.1 | 152.50 | 155.25 | 63.9 % |",
+        "| delta_net_340m | 16 | | 8 | 5.125 | 260.5 | 2.500 | 255.1 | 152.50 | 154.25 | 155.25 | 65.9 % | "
+        "63.9 % |",
         "| osdn | 16 | 8 | 80 | 10.5 | 6.25 | 7 | 3.00e-07 | abc |",
         "| rank 7 killed | 8 | 21 | 20 | 9.5 | 143 | 40 | 0 | 0.00e+00 | abc |",
         "| resumed on fewer | 8 to 2 | 42 | 42 |  |  | 52 | 9 | 4.00e-07 | abc |"}) {

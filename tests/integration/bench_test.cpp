@@ -74,6 +74,10 @@ TEST_CASE("osdn bench exchange times what ranks exchange, and steps with it and 
     CHECK(line["step_alone_ms"].get<double>() > 0);
     const double exchanged = line["gradients_ms"].get<double>() + line["weights_ms"].get<double>();
     const double longer = line["step_ms"].get<double>() - line["step_alone_ms"].get<double>();
+    const double by_gradients = line["step_gradients_ms"].get<double>() - line["step_alone_ms"].get<double>();
+    const double sums = line["gradients_ms"].get<double>();
+    CHECK(line["hidden_by_backward"].get<double>() ==
+          Approx(1 - by_gradients / sums).margin(0.02 / sums + 0.01));
     // From rounded times.
     CHECK(line["hidden_share"].get<double>() ==
           Approx(1 - longer / exchanged).margin(0.02 / exchanged + 0.01));

@@ -34,11 +34,17 @@ class Omitted : public dist::PendingCollective {
   void wait() override {}
 };
 
+/// What of a step's exchange takes place.
+struct Moves {
+  bool gradients = true;
+  bool weights = true;
+};
+
 /// The job's communicator, of which what is started through it can be left out.
 class Switched : public dist::Communicator {
  public:
   explicit Switched(dist::Communicator& whole) : whole_(whole) {}
-  void move(bool moves) { moves_ = moves; }
+  void move(Moves moves) { moves_ = moves; }
 
   int64_t rank() const override { return whole_.rank(); }
   int64_t world_size() const override { return whole_.world_size(); }
@@ -49,13 +55,14 @@ class Switched : public dist::Communicator {
 
  protected:
   std::unique_ptr<dist::PendingCollective> launch(const dist::Collective& collective) override {
-    if (moves_) return whole_.start(collective);
+    const bool weights = collective.kind == dist::CollectiveKind::kAllGather;
+    if (weights ? moves_.weights : moves_.gradients) return whole_.start(collective);
     return std::make_unique<Omitted>();
   }
 
  private:
   dist::Communicator& whole_;
-  bool moves_ = true;
+  Moves moves_;
 };
 
 double milliseconds_since(Clock::time_point begin) {
@@ -168,7 +175,7 @@ class Job {
   }
 
   /// Times from the end of one step's decisions to the next's, without the first steps.
-  std::vector<double> run_steps(int64_t steps, bool moves) {
+  std::vector<double> run_steps(int64_t steps, Moves moves) {
     switched_.move(moves);
     std::vector<double> samples;
     auto last = Clock::now();
@@ -179,7 +186,7 @@ class Job {
     }
     parallel_.wait_for_weights();
     synchronize(communicator_.device());
-    switched_.move(true);
+    switched_.move({});
     return samples;
   }
 
@@ -258,17 +265,21 @@ ExchangeTimes measure_exchange(config::Config config, const dist::LaunchEnvironm
     times.weights_gb_per_s = share * 1e-6 * static_cast<double>(job.weight_bytes()) / times.weights_ms;
   job.initialize();
   // In turn, so that a GPU that warms up slows both.
-  std::vector<double> with;
-  std::vector<double> without;
+  struct Kind {
+    detail::Moves moves;
+    double& result;
+    std::vector<double> samples = {};
+  };
+  Kind kinds[] = {{.moves = {}, .result = times.step_ms},
+                  {.moves = {.gradients = true, .weights = false}, .result = times.step_gradients_ms},
+                  {.moves = {.gradients = false, .weights = false}, .result = times.step_alone_ms}};
   constexpr int64_t kTurns = 3;
   for (int64_t turn = 0; turn < kTurns; ++turn)
-    for (const bool moves : {true, false}) {
-      const auto samples = job.run_steps((steps + kTurns - 1) / kTurns, moves);
-      std::vector<double>& into = moves ? with : without;
-      into.insert(into.end(), samples.begin(), samples.end());
+    for (Kind& kind : kinds) {
+      const auto samples = job.run_steps((steps + kTurns - 1) / kTurns, kind.moves);
+      kind.samples.insert(kind.samples.end(), samples.begin(), samples.end());
     }
-  times.step_ms = detail::median(with);
-  times.step_alone_ms = detail::median(without);
+  for (const Kind& kind : kinds) kind.result = detail::median(kind.samples);
   communicator->barrier("the end of the measurements");
   communicator->check();
   return times;

@@ -17,11 +17,14 @@ struct ExchangeTimes {
   double weights_ms = 0;          // and all gathering of weights; 0 with ZeRO-0
   double gradients_gb_per_s = 0;  // bus rates: what crosses each rank's link, over the time
   double weights_gb_per_s = 0;
-  double step_ms = 0;        // with the exchange beside it
-  double step_alone_ms = 0;  // the same step without any
+  double step_ms = 0;            // with the exchange beside it
+  double step_gradients_ms = 0;  // with its sums of gradients alone
+  double step_alone_ms = 0;      // the same step without any
 
   /// Of the exchange's own time, what does not lengthen a step.
   double hidden_share() const { return 1 - (step_ms - step_alone_ms) / (gradients_ms + weights_ms); }
+  /// The same of the sums of gradients, which backward is to hide.
+  double hidden_by_backward() const { return 1 - (step_gradients_ms - step_alone_ms) / gradients_ms; }
 };
 
 /// Called by every rank; the same times on all of them: medians, of the slowest rank where they exchange

@@ -64,11 +64,10 @@ DecodeGraph::DecodeGraph(const LanguageModel& model, const DecodeState& state)
   state_ = decode_graph_detail::copy_of(state);
   const int64_t S = state.num_sequences();
   const at::Device device = state.hidden.device();
-  const at::TensorOptions pinned = at::TensorOptions().pinned_memory(true);
   sequences_ = ops::Sequences::equal(S, 1, device);
-  host_ids_ = at::zeros({S}, pinned.dtype(at::kLong));
+  host_ids_ = pinned_memory({S}, at::kLong).zero_();
   ids_ = host_ids_.to(device);
-  host_logits_ = at::empty({S, vocab_size_}, pinned.dtype(at::kFloat));
+  host_logits_ = pinned_memory({S, vocab_size_}, at::kFloat);
   graph_.capture([&] { run(model); });
   // The recording ran the step once.
   decode_graph_detail::copy_state(state, state_);

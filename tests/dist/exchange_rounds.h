@@ -69,11 +69,13 @@ inline std::string exchange_rounds(dist::Communicator& group, int64_t largest) {
         return fmt::format("more than the range was written in round {}", round);
     }
   }
-  // A sum that the ranks cannot share out evenly.
-  const at::Tensor odd = gradients.narrow(0, 3, 2 * world + 1);
-  odd.copy_(values_of(rank, round, odd.numel()));
-  group.all_reduce_sum(odd, "gradients of the full-precision parameters");
-  if (!odd.cpu().equal(sum_in_order(world, round, odd.numel()))) return "all_reduce of an odd number";
+  // Sums that the ranks cannot share out evenly, of which some have no part at all.
+  for (const int64_t size : {int64_t{1}, 2 * world + 1}) {
+    const at::Tensor odd = gradients.narrow(0, 3, size);
+    odd.copy_(values_of(rank, round, size));
+    group.all_reduce_sum(odd, "gradients of the full-precision parameters");
+    if (!odd.cpu().equal(sum_in_order(world, round, size))) return fmt::format("all_reduce of {}", size);
+  }
   group.check();
   return all_collectives(group);
 }

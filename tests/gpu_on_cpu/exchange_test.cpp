@@ -1,7 +1,10 @@
 // The exchange between GPUs of one host, and the collectives over NCCL beside it, on GPUs that are threads of
 // this machine's CPU: what moves, what is waited for, and how it ends when a rank does.
+#include <unistd.h>
+
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -55,6 +58,14 @@ void check_ended(const test::RankResult& result, const std::string& begin) {
   CHECK(result.text.rfind(begin, 0) == 0);
 }
 
+/// Whether /dev/shm names memory of this process.
+bool has_named_page() {
+  const std::string begin = fmt::format("osdn-{}-", ::getpid());
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
+    if (entry.path().filename().string().rfind(begin, 0) == 0) return true;
+  return false;
+}
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -87,6 +98,8 @@ TEST_CASE("many collectives queued at once keep their order and their numbers", 
     const auto group = t::join(rank, kWorld, port, t::kEnough);
     const at::Tensor values = t::on_gpu(*group, 6 * kWorld, 0.0);
     if (!group->share({values})) return "not shared";
+    if (t::has_named_page())
+      return "shared memory has a name that the end of this process would leave behind";
     // Every bucket is summed, then gathered, then summed everywhere, without the host waiting for anything.
     for (int step = 1; step <= 40; ++step) {
       std::vector<std::unique_ptr<PendingCollective>> pending;
@@ -164,7 +177,7 @@ TEST_CASE("an exchange with a rank that is stopped or dead ends on all others by
         t::check_ended(
             ranks.wait(rank),
             fmt::format("rank {} of {}, step 5: reduce_scatter of gradients of bucket 3: ", rank, world));
-    CHECK(t::seconds_since(start) < 10);
+    CHECK(t::seconds_since(start) < 20);
   }
 }
 
@@ -239,7 +252,7 @@ TEST_CASE("a capture that begins while an exchange hangs ends by its time-out", 
     return "not noticed: " + std::to_string(group->to_host(gradients).sum().item<double>());
   });
   t::check_ended(ranks.wait(0), "rank 0 of 2, step 2: all_reduce_sum of gradients: not finished within 2 s");
-  CHECK(t::seconds_since(start) < 10);
+  CHECK(t::seconds_since(start) < 20);
 }
 
 TEST_CASE("ranks of which one cannot export memory or reach another all leave it to NCCL",

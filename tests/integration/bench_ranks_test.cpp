@@ -128,7 +128,8 @@ TEST_CASE("on the processor the script measures all that it measures on GPUs, an
     if (kind == "exchange") {
       CHECK(line["gradients_ms"].get<double>() > 0);
       CHECK(line["weights_ms"].get<double>() > 0);
-      CHECK(line["step_ms"].get<double>() > line["step_alone_ms"].get<double>() / 2);
+      for (const char* step : {"step_ms", "step_gradients_ms", "step_alone_ms"})
+        CHECK(line[step].get<double>() > 0);
     }
     // Of one batch on other numbers of processes: fp32 sums in another order.
     if (kind == "curve" || kind == "resume") CHECK(line["largest_difference"].get<double>() < 1e-5);

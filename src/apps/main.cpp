@@ -61,6 +61,16 @@ std::string given_command(const CLI::App& root) {
   return name;
 }
 
+// CLI11's words for a number that is none, with what was expected.
+std::string told(const CLI::ParseError& failure) {
+  const std::string text = failure.what();
+  const std::string start = "Could not convert: ";
+  const size_t equals = text.find(" = ");
+  if (text.rfind(start, 0) != 0 || equals == std::string::npos) return text;
+  return fmt::format("{}: expected a number, got \"{}\" (whole numbers are written out: 1000000)",
+                     text.substr(start.size(), equals - start.size()), text.substr(equals + 3));
+}
+
 int run(int argc, char** argv) {
   CLI::App root("osdn: trains delta-rule language models with the preconditioned write of OSDN", "osdn");
   root.set_version_flag("--version", version_text);
@@ -89,7 +99,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& failure) {
     if (failure.get_exit_code() == 0) return root.exit(failure);  // help and version come this way too
     const std::string command = given_command(root);
-    std::fprintf(stderr, "%s: %s (`%s --help` explains it)\n", command.c_str(), failure.what(),
+    std::fprintf(stderr, "%s: %s (`%s --help` explains it)\n", command.c_str(), told(failure).c_str(),
                  command.c_str());
     return static_cast<int>(ExitCode::kUserError);
   }

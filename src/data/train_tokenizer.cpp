@@ -127,17 +127,21 @@ std::vector<TrainingStretch> TrainingSample::sorted() const {
   return stretches;
 }
 
+void check_vocabulary_size(int64_t vocab_size) {
+  // With fewer the library ends the process instead of answering.
+  constexpr int64_t kSmallestVocabulary = 3 + 256 + 1;
+  if (vocab_size < kSmallestVocabulary)
+    throw UserError(
+        "prepare.tokenizer.vocab_size: expected at least {} (256 bytes, 3 special pieces, text), got {}",
+        kSmallestVocabulary, vocab_size);
+}
+
 Tokenizer train_tokenizer(const TrainingSample& sample, const config::TrainTokenizer& settings) {
   std::vector<TrainingStretch> stretches = sample.sorted();
   if (stretches.empty())
     throw UserError("prepare.tokenizer: expected text to train on, found none (is every document empty?)");
   stretches.push_back({.rank = 0, .text = train_tokenizer_detail::kRequiredStretch});
-  // With fewer the library ends the process instead of answering.
-  constexpr int64_t kSmallestVocabulary = 3 + 256 + 1;
-  if (settings.vocab_size < kSmallestVocabulary)
-    throw UserError(
-        "prepare.tokenizer.vocab_size: expected at least {} (256 bytes, 3 special pieces, text), got {}",
-        kSmallestVocabulary, settings.vocab_size);
+  check_vocabulary_size(settings.vocab_size);
   const std::unordered_map<std::string, std::string> arguments = {
       {"model_type", settings.type == config::TokenizerType::kBpe ? "bpe" : "unigram"},
       {"vocab_size", std::to_string(settings.vocab_size)},

@@ -49,6 +49,9 @@ class TrainingSample {
   std::atomic<uint64_t> largest_rank_{UINT64_MAX};  // stretches above it need not be added
 };
 
+/// Throws UserError for a vocabulary that no text can have: below the bytes, the special pieces and one more.
+void check_vocabulary_size(int64_t vocab_size);
+
 /// unk = 0, bos = 1, eos = 2, no pad, then the 256 byte pieces. Throws UserError when the vocabulary is too
 /// large for the text (naming the largest possible size) or too small for its characters, or when there is no
 /// text.

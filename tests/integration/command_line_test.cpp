@@ -25,6 +25,18 @@ TEST_CASE("wrong usage ends with code 2, help and version with 0", "[command_lin
   }
 }
 
+TEST_CASE("a number that is none is refused with what was expected", "[command_line]") {
+  const TemporaryDirectory folder;
+  const ProcessResult size = run_osdn({"prepare", "--builtin", "--vocab-size", "1e9"}, folder.path());
+  CHECK(size.exit_code == 2);
+  CHECK(size.err.find(
+            "osdn prepare: --vocab-size: expected a number, got \"1e9\" (whole numbers are written out") ==
+        0);
+  const ProcessResult ids = run_osdn({"tokenizer", "decode", "t.model", "abc"}, folder.path());
+  CHECK(ids.exit_code == 2);
+  CHECK(ids.err.find("expected a number, got \"abc\"") != std::string::npos);
+}
+
 TEST_CASE("an error is one line on stderr with the code of its kind", "[command_line]") {
   const TemporaryDirectory folder;
   atomic_write(folder.path() + "/bad.yaml", "train:\n  stepz: 3\n");

@@ -60,6 +60,10 @@ TEST_CASE("osdn prepare says in one line what is wrong and leaves no shard", "[p
   CHECK(run({"--output", "s"}).exit_code == 2);
   CHECK(run({"--input", "bad.jsonl", "--builtin"}).exit_code == 2);
   CHECK(run({"absent.yaml"}).exit_code == 2);
+  result = run({"--builtin", "--megabytes", "1", "--vocab-size", "259", "--output", "s"});
+  CHECK(result.exit_code == 2);
+  CHECK(contains(result.err, "prepare.tokenizer.vocab_size: expected at least 260"));
+  CHECK_FALSE(contains(result.err, "reading"));  // said before the text is read
   result = run({"--builtin", "--megabytes", "1", "--vocab-size", "500000", "--output", "s"});
   CHECK(result.exit_code == 2);
   CHECK(contains(result.err, "too large for this text, which gives at most"));

@@ -4,6 +4,7 @@
 #include "base/fs.h"
 #include "base/hash.h"
 #include "data/shard.h"
+#include "data/train_tokenizer.h"
 
 namespace osdn::data::detail {
 
@@ -20,6 +21,8 @@ void check_settings(const config::Prepare& settings) {
     throw UserError("prepare.shard_tokens: expected 1 to {}, got {}", kMaxShardTokens, settings.shard_tokens);
   if (settings.workers < 0 || settings.workers > 4096)
     throw UserError("prepare.workers: expected 0 (all cores) to 4096, got {}", settings.workers);
+  // Told before hours of reading; what is too large only the text can tell.
+  if (!settings.tokenizer_model) check_vocabulary_size(settings.tokenizer.vocab_size);
   if (settings.builtin && (settings.builtin_megabytes < 1 || settings.builtin_megabytes > 1'000'000))
     throw UserError("prepare.builtin_megabytes: expected 1 to 1000000, got {}", settings.builtin_megabytes);
 }

@@ -100,7 +100,10 @@ class StreamBackend : public c10d::Backend {
     return start(tensors.front(), tensors.front(), [max](const std::vector<at::Tensor>& terms) {
       at::Tensor result = terms.front().clone();
       for (size_t rank = 1; rank < terms.size(); ++rank)
-        result = max ? at::maximum(result, terms[rank]) : result + terms[rank];
+        if (max)
+          at::maximum_out(result, result, terms[rank]);
+        else
+          result += terms[rank];
       return result;
     });
   }

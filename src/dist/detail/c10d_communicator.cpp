@@ -143,7 +143,8 @@ class StartedWork : public PendingCollective {
 
 class C10dCommunicator : public Communicator {
  public:
-  C10dCommunicator(const LaunchEnvironment& launched, at::Device device, std::chrono::milliseconds timeout)
+  C10dCommunicator(const LaunchEnvironment& launched, at::Device device, std::chrono::milliseconds timeout,
+                   int64_t first_sum)
       : launched_(launched), device_(device), store_(meet(launched, timeout)) {
     const BackendRequest request{.store = store_, .launched = launched, .timeout = timeout};
     const std::string what = fmt::format("rank {} of {}: connecting the ranks over {}", launched.rank,
@@ -164,7 +165,7 @@ class C10dCommunicator : public Communicator {
     token_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device));
     if (device.is_cpu()) return;
     try {
-      try_links(timeout);
+      try_links(timeout, first_sum);
     } catch (...) {
       backend_->abort();  // the destructor, which does it otherwise, is not called
       throw;
@@ -292,17 +293,16 @@ class C10dCommunicator : public Communicator {
   /// Sums of known values, small and large, before anything depends on them: links that are broken (direct
   /// access between GPUs under an IOMMU, a network interface that leads nowhere) hang or give nonsense, and
   /// do so at the first collective, which also connects the ranks.
-  void try_links(std::chrono::milliseconds timeout) {
+  void try_links(std::chrono::milliseconds timeout, int64_t first_sum) {
     constexpr std::chrono::milliseconds kLimit = std::chrono::seconds(60);
-    constexpr int64_t kSizes[] = {256, int64_t{16} << 20};  // of float32: 1 KiB and 64 MiB
     const std::string what = fmt::format(
-        "rank {} of {}: first sums over NCCL, of 1 KiB and 64 MiB (NCCL_P2P_DISABLE=1 tells whether direct "
+        "rank {} of {}: first sums over NCCL, of 1 and {} KiB (NCCL_P2P_DISABLE=1 tells whether direct "
         "access between GPUs is broken, NCCL_SOCKET_IFNAME chooses the network, NCCL_DEBUG=INFO says more)",
-        launched_.rank, launched_.world_size);
+        launched_.rank, launched_.world_size, first_sum / 256);
     const auto done = std::make_shared<std::atomic<bool>>(false);
     watchdog_->watch(
         {.what = what, .finished = [done] { return done->load(); }, .timeout = std::min(timeout, kLimit)});
-    for (const int64_t size : kSizes) {
+    for (const int64_t size : {int64_t{256}, first_sum}) {
       at::Tensor values = at::full({size}, launched_.rank + 1.0, token_.options());  // [size]
       all_reduce_sum(values, "the first sums");
       const double expected = 0.5 * launched_.world_size * (launched_.world_size + 1.0);
@@ -375,8 +375,8 @@ class C10dCommunicator : public Communicator {
 }  // namespace c10d_communicator_detail
 
 std::unique_ptr<Communicator> make_c10d_communicator(const LaunchEnvironment& launched, at::Device device,
-                                                     std::chrono::seconds timeout) {
-  return std::make_unique<c10d_communicator_detail::C10dCommunicator>(launched, device, timeout);
+                                                     std::chrono::seconds timeout, int64_t first_sum) {
+  return std::make_unique<c10d_communicator_detail::C10dCommunicator>(launched, device, timeout, first_sum);
 }
 
 }  // namespace osdn::dist::detail

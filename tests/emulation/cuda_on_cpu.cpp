@@ -1,5 +1,6 @@
 #include "tests/emulation/cuda_on_cpu.h"
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <array>
@@ -7,6 +8,7 @@
 
 #include "tests/emulation/copies_and_barriers.h"
 #include "tests/emulation/race_check.h"
+#include "tests/emulation/tensor_cores.h"
 
 EmulatedIndex threadIdx, blockIdx, blockDim;
 
@@ -21,8 +23,10 @@ constexpr const char* kWarpBarrier = "__syncwarp of warp";
 constexpr const char* kBarrier = "barrier";
 
 struct Fiber {
-  ucontext_t context;
+  ucontext_t context;  // that it begins with
+  jmp_buf place;       // where it goes on
   std::unique_ptr<char[]> stack;
+  bool begun = false;
   bool finished = false;
   // What it waits for: that this is no longer what it was.
   const uint64_t* counter = nullptr;
@@ -45,7 +49,7 @@ struct Block {
   int running = 0;  // threads that have not ended
   std::array<Meeting, kMostWarps> warps;
   std::array<Meeting, 16> barriers;  // 0: of all threads
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   const std::function<void()>* body = nullptr;
   int current = 0;
   std::string fault;
@@ -53,9 +57,15 @@ struct Block {
 Block block;
 std::array<Warp, kMostWarps> warps;
 
+// Jumps: swapcontext would ask the operating system for its signals every time.
 void yield() {
-  const int self = block.current;
-  swapcontext(&block.fibers[self].context, &block.scheduler);
+  if (_setjmp(block.fibers[block.current].place) == 0) _longjmp(block.scheduler, 1);
+}
+void let_run(Fiber& fiber) {
+  if (_setjmp(block.scheduler) != 0) return;
+  if (fiber.begun) _longjmp(fiber.place, 1);
+  fiber.begun = true;
+  setcontext(&fiber.context);
 }
 
 void end_phase(Meeting& meeting) {
@@ -115,6 +125,7 @@ void prepare_fibers(int threads) {
   for (Fiber& fiber : block.fibers) {
     if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStackBytes);
     fiber.finished = false;
+    fiber.begun = false;
     fiber.counter = nullptr;
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
@@ -177,18 +188,19 @@ void run_block(const std::function<void()>& body, int threads) {
   block.running = threads;
   block.fault.clear();
   forget_mbarriers();
+  forget_products();
   prepare_fibers(threads);
   races::begin_block(threads);
   while (block.running > 0) {
     bool idle = true;
     for (int i = 0; i < threads; ++i) {
-      const Fiber& fiber = block.fibers[i];
+      Fiber& fiber = block.fibers[i];
       if (fiber.finished || (fiber.counter != nullptr && *fiber.counter == fiber.value)) continue;
       idle = false;
       block.current = i;
       threadIdx = {static_cast<unsigned>(i), 0, 0};
       races::resume(i, fiber.stack.get(), kStackBytes);
-      swapcontext(&block.scheduler, &block.fibers[i].context);
+      let_run(fiber);
       races::suspend();
       if (!block.fault.empty()) throw KernelFault(block.fault);
     }

@@ -1,8 +1,10 @@
 // The CUDA kernels of the delta rule, run on the CPU (tests/emulation/cuda_on_cpu.h), against the token
 // recurrence and its reverse in float64 (docs/ops/delta_rule.md eq. 1-3).
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -11,12 +13,13 @@
 #include "kernels/delta_rule_channel.h"
 #include "tests/emulation/buffer.h"
 #include "tests/emulation/cuda_on_cpu.h"
-#include "tests/emulation/race_check.h"
+#include "tests/emulation/launch_checked.h"
 #include "tests/support/catch.h"
 
 namespace osdn::kernels::delta_rule_kernels_test {
 
 using emulation_test::Buffer;
+using emulation_test::launch_checked;
 using emulation_test::Numbers;
 using emulation_test::relative_error;
 using Halves = Buffer<__nv_bfloat16>;
@@ -33,16 +36,18 @@ struct Options {
   double upstream = 1;   // size of the gradients that come in
   double floor = -1;     // of the log-decays
   int loss_tokens = -1;  // the first of the sequence that the loss depends on; -1: all, and the final state
-  bool output_loss = true;  // that the loss depends on any token's output
-  bool zero_state = false;  // before the first token
+  bool output_loss = true;     // that the loss depends on any token's output
+  bool zero_state = false;     // before the first token
+  std::vector<int> cuts = {};  // tokens where further sequences begin
 };
 
-/// One sequence. Inputs, and what the recurrence makes of them.
+/// Packed sequences. Inputs, and what the recurrence makes of them.
 struct Problem {
   Shape shape;
   Options options;
-  size_t rows;  // tokens times heads
-  size_t state_size;
+  std::vector<int64_t> offsets;  // [S + 1]
+  size_t rows;                   // tokens times heads
+  size_t state_size;             // of all sequences
   Halves q, k, v, write_key, d_o;
   Floats beta, log_decay, initial, d_final;
   double scale = 0.1;
@@ -52,8 +57,9 @@ struct Problem {
   Problem(const Shape& given, const Options& of)
       : shape(given),
         options(of),
+        offsets(1, 0),
         rows(static_cast<size_t>(given.tokens) * given.heads),
-        state_size(static_cast<size_t>(given.heads) * given.key_size * given.value_size),
+        state_size((of.cuts.size() + 1) * given.heads * given.key_size * given.value_size),
         q(rows * given.key_size),
         k(q.size()),
         v(rows * given.value_size),
@@ -63,6 +69,8 @@ struct Problem {
         log_decay(of.gate == Gate::kChannel ? q.size() : rows),
         initial(state_size),
         d_final(state_size) {
+    offsets.insert(offsets.end(), options.cuts.begin(), options.cuts.end());
+    offsets.push_back(shape.tokens);
     std::mt19937 random(7);
     std::normal_distribution<double> normal;
     std::uniform_real_distribution<double> uniform;
@@ -97,8 +105,11 @@ struct Problem {
     d_beta.resize(rows);
     d_log_decay.resize(log_decay.size());
     for (Numbers* x : {&final_state, &d_initial}) x->resize(state_size);
-    for (int head = 0; head < shape.heads; ++head) recur(head);
+    for (size_t sequence = 0; sequence + 1 < offsets.size(); ++sequence)
+      for (int head = 0; head < shape.heads; ++head) recur(sequence, head);
   }
+
+  int64_t length(int64_t sequence) const { return offsets[sequence + 1] - offsets[sequence]; }
 
  private:
   double squares(const Halves& x, size_t row) const {
@@ -108,9 +119,12 @@ struct Problem {
     return sum;
   }
 
-  void recur(int head) {
+  void recur(size_t sequence, int head) {
     const int K = shape.key_size;
     const int V = shape.value_size;
+    const auto begin = static_cast<int>(offsets[sequence]);
+    const auto end = static_cast<int>(offsets[sequence + 1]);
+    const size_t own_state = (sequence * shape.heads + head) * K * V;
     const auto at = [&](int token) { return static_cast<size_t>(token) * shape.heads + head; };
     const auto row_of = [&](const Halves& x, int token, double factor) {
       Numbers out(K);
@@ -130,11 +144,11 @@ struct Problem {
       return options.gate == Gate::kNone ? 1.0 : std::exp(double{log_decay[gate_at(token, i)]});
     };
 
-    Numbers state(initial.get() + head * K * V, initial.get() + (head + 1) * K * V);
+    Numbers state(initial.get() + own_state, initial.get() + own_state + K * V);
     std::vector<Numbers> decayed(shape.tokens);  // states that the errors are measured against
     std::vector<Numbers> after(shape.tokens);
     std::vector<Numbers> errors(shape.tokens, Numbers(V));
-    for (int t = 0; t < shape.tokens; ++t) {
+    for (int t = begin; t < end; ++t) {
       const Numbers key = unit(k, t);
       const Numbers query = unit(q, t);
       const Numbers w = writing(t);
@@ -152,10 +166,10 @@ struct Problem {
       for (int j = 0; j < V; ++j)
         for (int i = 0; i < K; ++i) o[at(t) * V + j] += scale * state[i * V + j] * query[i];
     }
-    std::copy(state.begin(), state.end(), final_state.begin() + head * K * V);
+    std::copy(state.begin(), state.end(), final_state.begin() + own_state);
 
-    Numbers d_state(d_final.get() + head * K * V, d_final.get() + (head + 1) * K * V);
-    for (int t = shape.tokens - 1; t >= 0; --t) {
+    Numbers d_state(d_final.get() + own_state, d_final.get() + own_state + K * V);
+    for (int t = end - 1; t >= begin; --t) {
       const size_t row = at(t);
       const Numbers key = unit(k, t);
       const Numbers query = unit(q, t);
@@ -193,7 +207,7 @@ struct Problem {
       through_norm(d_query, query, std::sqrt(squares(q, row)), &d_q[row * K]);
       through_norm(d_key, key, std::sqrt(squares(k, row)), &d_k[row * K]);
     }
-    std::copy(d_state.begin(), d_state.end(), d_initial.begin() + head * K * V);
+    std::copy(d_state.begin(), d_state.end(), d_initial.begin() + own_state);
   }
 
   static void through_norm(const Numbers& d_unit, const Numbers& unit, double norm, double* out) {
@@ -207,26 +221,33 @@ void check_kernels(const Shape& shape, const Options& options) {
   CAPTURE(shape.tokens, shape.heads, shape.key_size, shape.value_size, static_cast<int>(options.gate),
           options.write_key, options.portable, options.upstream, options.floor);
   const Problem problem(shape, options);
-  const emulation::RaceCheck races;
   const int K = shape.key_size;
   const int V = shape.value_size;
-  const size_t chunks = (shape.tokens + kDeltaRuleChunk - 1) / kDeltaRuleChunk;
+  const auto sequences = static_cast<int64_t>(problem.offsets.size()) - 1;
+  std::vector<int64_t> order(sequences);  // by falling length
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return problem.length(a) > problem.length(b); });
+  std::vector<int64_t> chunk_offsets = {0};
+  std::vector<int64_t> chunk_sequences;
+  for (int64_t i = 0; i < sequences; ++i) {
+    chunk_sequences.resize(
+        chunk_sequences.size() + (problem.length(i) + kDeltaRuleChunk - 1) / kDeltaRuleChunk, i);
+    chunk_offsets.push_back(static_cast<int64_t>(chunk_sequences.size()));
+  }
+  const size_t chunks = chunk_sequences.size();
   const size_t matrices = chunks * shape.heads;
   const size_t KP = delta_rule_padded_key_size(K);
   const size_t VP = delta_rule_padded_value_size(V);
-  const std::vector<int64_t> offsets = {0, shape.tokens};
-  const std::vector<int64_t> order = {0};
-  const std::vector<int64_t> chunk_offsets = {0, static_cast<int64_t>(chunks)};
-  const std::vector<int64_t> chunk_sequences(chunks, 0);
   const auto rows = [&](const Halves& x, int size) {
     return DeltaRuleRows{.data = x.get(), .token_stride = int64_t{shape.heads} * size, .head_stride = size};
   };
-  const DeltaRuleInputs in{.shape = {.offsets = offsets.data(),
+  const DeltaRuleInputs in{.shape = {.offsets = problem.offsets.data(),
                                      .order = order.data(),
                                      .chunk_offsets = chunk_offsets.data(),
                                      .chunk_sequences = chunk_sequences.data(),
                                      .num_tokens = shape.tokens,
-                                     .num_sequences = 1,
+                                     .num_sequences = sequences,
                                      .num_chunks = static_cast<int64_t>(chunks),
                                      .num_key_heads = shape.heads,
                                      .num_value_heads = shape.heads,
@@ -260,84 +281,77 @@ void check_kernels(const Shape& shape, const Options& options) {
     scanned.q = rows(decayed_q, K);
     scanned.k = rows(decayed_k, K);
     scanned.write_key = rows(decayed_w, K);
-    launch(DeltaRuleChannelPrepareArgs{.in = in,
-                                       .log_decay = problem.log_decay.get(),
-                                       .normalize = true,
-                                       .out = prepared,
-                                       .q = decayed_q.get(),
-                                       .k = decayed_k.get(),
-                                       .write_key = decayed_w.get(),
-                                       .chunk_decay = chunk_decay.get(),
-                                       .anchored = anchored.get()},
-           nullptr);
+    launch_checked(DeltaRuleChannelPrepareArgs{.in = in,
+                                               .log_decay = problem.log_decay.get(),
+                                               .normalize = true,
+                                               .out = prepared,
+                                               .q = decayed_q.get(),
+                                               .k = decayed_k.get(),
+                                               .write_key = decayed_w.get(),
+                                               .chunk_decay = chunk_decay.get(),
+                                               .anchored = anchored.get()});
   } else {
-    launch(DeltaRulePrepareArgs{.in = in, .out = prepared, .normalize = true}, nullptr);
+    launch_checked(DeltaRulePrepareArgs{.in = in, .out = prepared, .normalize = true});
   }
   const Halves o(problem.v.size()), error(matrices * VP * kDeltaRuleChunk), solved(error.size());
   const Halves states(matrices * VP * KP), d_states(states.size());
   const Floats final_state(problem.state_size), d_initial(problem.state_size);
-  launch(DeltaRuleForwardArgs{.in = scanned,
-                              .prepared = prepared,
-                              .initial_state = problem.initial.get(),
-                              .chunk_decay = by_channel ? chunk_decay.get() : nullptr,
-                              .o = o.get(),
-                              .final_state = final_state.get(),
-                              .error = error.get(),
-                              .states = states.get()},
-         nullptr);
-  launch(DeltaRuleBackwardScanArgs{.in = scanned,
-                                   .prepared = prepared,
-                                   .d_o = rows(problem.d_o, V),
-                                   .d_final = problem.d_final.get(),
-                                   .chunk_decay = by_channel ? chunk_decay.get() : nullptr,
-                                   .solved = solved.get(),
-                                   .d_states = d_states.get(),
-                                   .d_initial = d_initial.get()},
-         nullptr);
+  launch_checked(DeltaRuleForwardArgs{.in = scanned,
+                                      .prepared = prepared,
+                                      .initial_state = problem.initial.get(),
+                                      .chunk_decay = by_channel ? chunk_decay.get() : nullptr,
+                                      .o = o.get(),
+                                      .final_state = final_state.get(),
+                                      .error = error.get(),
+                                      .states = states.get()});
+  launch_checked(DeltaRuleBackwardScanArgs{.in = scanned,
+                                           .prepared = prepared,
+                                           .d_o = rows(problem.d_o, V),
+                                           .d_final = problem.d_final.get(),
+                                           .chunk_decay = by_channel ? chunk_decay.get() : nullptr,
+                                           .solved = solved.get(),
+                                           .d_states = d_states.get(),
+                                           .d_initial = d_initial.get()});
   const Halves d_q(problem.q.size()), d_k(problem.q.size()), d_v(problem.v.size());
   const Halves d_write_key(problem.q.size());
   const Floats d_beta(problem.rows), d_log_decay(problem.log_decay.size());
   if (by_channel) {
-    launch(DeltaRuleChannelGradientsArgs{.in = in,
-                                         .log_decay = problem.log_decay.get(),
-                                         .normalize = true,
-                                         .initial_state = true,
-                                         .d_o = rows(problem.d_o, V),
-                                         .q_rstd = q_rstd.get(),
-                                         .k_rstd = k_rstd.get(),
-                                         .chunk_decay = chunk_decay.get(),
-                                         .anchored = anchored.get(),
-                                         .error = error.get(),
-                                         .states = states.get(),
-                                         .solved = solved.get(),
-                                         .d_states = d_states.get(),
-                                         .d_q = d_q.get(),
-                                         .d_k = d_k.get(),
-                                         .d_v = d_v.get(),
-                                         .d_write_key = options.write_key ? d_write_key.get() : nullptr,
-                                         .d_beta = d_beta.get(),
-                                         .d_log_decay = d_log_decay.get()},
-           nullptr);
+    launch_checked(
+        DeltaRuleChannelGradientsArgs{.in = in,
+                                      .log_decay = problem.log_decay.get(),
+                                      .normalize = true,
+                                      .initial_state = true,
+                                      .d_o = rows(problem.d_o, V),
+                                      .q_rstd = q_rstd.get(),
+                                      .k_rstd = k_rstd.get(),
+                                      .chunk_decay = chunk_decay.get(),
+                                      .anchored = anchored.get(),
+                                      .error = error.get(),
+                                      .states = states.get(),
+                                      .solved = solved.get(),
+                                      .d_states = d_states.get(),
+                                      .d_q = d_q.get(),
+                                      .d_k = d_k.get(),
+                                      .d_v = d_v.get(),
+                                      .d_write_key = options.write_key ? d_write_key.get() : nullptr,
+                                      .d_beta = d_beta.get(),
+                                      .d_log_decay = d_log_decay.get()});
   } else {
-    launch(DeltaRuleBackwardGradientsArgs{.in = in,
-                                          .prepared = prepared,
-                                          .d_o = rows(problem.d_o, V),
-                                          .error = error.get(),
-                                          .states = states.get(),
-                                          .solved = solved.get(),
-                                          .d_states = d_states.get(),
-                                          .normalize = true,
-                                          .d_q = d_q.get(),
-                                          .d_k = d_k.get(),
-                                          .d_v = d_v.get(),
-                                          .d_write_key = options.write_key ? d_write_key.get() : nullptr,
-                                          .d_beta = d_beta.get(),
-                                          .d_log_decay = d_log_decay.get()},
-           nullptr);
-  }
-  for (const std::string& fault : races.faults()) {
-    INFO(fault);
-    CHECK(fault.empty());
+    launch_checked(
+        DeltaRuleBackwardGradientsArgs{.in = in,
+                                       .prepared = prepared,
+                                       .d_o = rows(problem.d_o, V),
+                                       .error = error.get(),
+                                       .states = states.get(),
+                                       .solved = solved.get(),
+                                       .d_states = d_states.get(),
+                                       .normalize = true,
+                                       .d_q = d_q.get(),
+                                       .d_k = d_k.get(),
+                                       .d_v = d_v.get(),
+                                       .d_write_key = options.write_key ? d_write_key.get() : nullptr,
+                                       .d_beta = d_beta.get(),
+                                       .d_log_decay = d_log_decay.get()});
   }
   const auto check = [](const std::string& name, const Numbers& actual, const Numbers& expected) {
     INFO(name);
@@ -380,6 +394,19 @@ TEST_CASE("odd sizes, several heads and a single token go through the kernels", 
   // cancel.
   const Shape shape = GENERATE(Shape{9, 2, 96, 80}, Shape{1, 12, 16, 48}, Shape{65, 1, 128, 256});
   check_kernels(shape, {.gate = gate, .write_key = true});
+}
+
+TEST_CASE("stages of shared memory come around, and packed sequences end within them",
+          "[delta_rule_kernels]") {
+  const Gate gate = GENERATE(Gate::kNone, Gate::kScalar, Gate::kChannel);
+  const bool portable = GENERATE(false, true);
+  // Three stages, of the portable kernels two, and a sequence of eight chunks; beside it one with fewer
+  // chunks than stages, an empty one, single tokens and a whole chunk.
+  check_kernels({.tokens = 660, .heads = 1, .key_size = 32, .value_size = 64},
+                {.gate = gate,
+                 .write_key = gate != Gate::kNone,
+                 .portable = portable,
+                 .cuts = {1, 1, 66, 130, 131, 195}});
 }
 
 TEST_CASE("key heads above 128 go through the kernels", "[delta_rule_kernels]") {

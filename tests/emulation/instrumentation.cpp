@@ -42,23 +42,19 @@ void __tsan_write_range(const void* address, size_t bytes) {
 void __tsan_vptr_read(const void*) {}
 void __tsan_vptr_update(const void*, const void*) {}
 
-// The linker sends the program's calls here (--wrap): compilers leave copies of many bytes to the library,
-// clang without a word to the hooks.
-void* __real_memcpy(void* target, const void* source, size_t bytes);
-void* __real_memmove(void* target, const void* source, size_t bytes);
-void* __real_memset(void* target, int value, size_t bytes);
-void* __wrap_memcpy(void* target, const void* source, size_t bytes) {
+// In place of the library's (instrumented.h).
+void* osdn_checked_memcpy(void* target, const void* source, size_t bytes) {
   access(source, bytes, Access::kRead, __builtin_return_address(0));
   access(target, bytes, Access::kWrite, __builtin_return_address(0));
-  return __real_memcpy(target, source, bytes);
+  return std::memcpy(target, source, bytes);
 }
-void* __wrap_memmove(void* target, const void* source, size_t bytes) {
+void* osdn_checked_memmove(void* target, const void* source, size_t bytes) {
   access(source, bytes, Access::kRead, __builtin_return_address(0));
   access(target, bytes, Access::kWrite, __builtin_return_address(0));
-  return __real_memmove(target, source, bytes);
+  return std::memmove(target, source, bytes);
 }
-void* __wrap_memset(void* target, int value, size_t bytes) {
+void* osdn_checked_memset(void* target, int value, size_t bytes) {
   access(target, bytes, Access::kWrite, __builtin_return_address(0));
-  return __real_memset(target, value, bytes);
+  return std::memset(target, value, bytes);
 }
 }

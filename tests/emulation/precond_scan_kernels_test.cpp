@@ -13,13 +13,14 @@
 #include "kernels/residual_stats.h"
 #include "tests/emulation/buffer.h"
 #include "tests/emulation/cuda_on_cpu.h"
+#include "tests/emulation/launch_checked.h"
 #include "tests/emulation/precond_scan_recurrence.h"
-#include "tests/emulation/race_check.h"
 #include "tests/support/catch.h"
 
 namespace osdn::kernels::precond_scan_kernels_test {
 
 using emulation_test::Buffer;
+using emulation_test::launch_checked;
 using emulation_test::relative_error;
 
 constexpr double kHalf = 4e-3;    // of numbers that are rounded to bf16 at the end
@@ -29,16 +30,6 @@ constexpr double kFixed = 4e-3;
 constexpr double kAfterFixed = 2e-4;  // of what adds up many such tokens
 constexpr int kPadding = 24;          // numbers between the rows of a fused projection
 constexpr auto kTerms = static_cast<size_t>(kResidualTerms);
-
-template <typename Args>
-void launch_checked(const Args& args) {
-  const emulation::RaceCheck races;
-  launch(args, nullptr);
-  for (const std::string& fault : races.faults()) {
-    INFO(fault);
-    CHECK(fault.empty());
-  }
-}
 
 /// What the kernels read and write for a problem, keys and gradients as views of wider rows.
 template <typename T>

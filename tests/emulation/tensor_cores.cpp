@@ -1,8 +1,11 @@
 #include "tests/emulation/tensor_cores.h"
 
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/emulation/cuda_on_cpu.h"
 #include "tests/emulation/race_check.h"
@@ -21,6 +24,19 @@ struct Operands {
 };
 std::array<Operands, 32> operands;  // by warp
 Operands& own_operands() { return operands[threadIdx.x / 32]; }
+
+/// A product that is under way: its sums are in the accumulators once it has been waited for.
+struct Product {
+  float (*acc)[4];
+  int group;  // groups that the thread had committed before
+  std::vector<std::array<float, 4>> sums;
+};
+struct Products {
+  std::vector<Product> queued;
+  int groups = 0;
+};
+std::array<Products, 1024> products;  // by thread
+Products& own_products() { return products[threadIdx.x]; }
 
 float number(uint32_t bits, Format format) {
   if (format == Format::kBf16) return __uint_as_float(bits << 16);
@@ -47,12 +63,14 @@ void lay_out_a(const uint32_t (&a)[4], Format format) {
     lay_out(own_operands().a, lane() / 4 + (i & 1) * 8, lane() % 4 * 2 + (i >> 1) * 8, a[i], format);
 }
 
-void multiply(float (&acc)[4], int first_row, int first_column, int depth) {
+std::array<float, 4> product(int first_row, int first_column, int depth) {
   const Operands& of = own_operands();
+  std::array<float, 4> sums = {};
   for (int i = 0; i < 4; ++i)
     for (int k = 0; k < depth; ++k)
-      acc[i] +=
+      sums[i] +=
           of.a[first_row + lane() / 4 + (i >> 1) * 8][k] * of.b[first_column + lane() % 4 * 2 + (i & 1)][k];
+  return sums;
 }
 
 /// Address of the 16 bytes with (n, k) in them.
@@ -89,10 +107,12 @@ void lay_out(float (*to)[kDepth], int count, const SharedOperand& operand, const
   }
 }
 
-void multiply_all(float (*acc)[4], int blocks, int first_row, const SharedOperand& b, const void* site) {
+void queue(float (*acc)[4], int blocks, int first_row, const SharedOperand& b, const void* site) {
   lay_out(own_operands().b, blocks * 8, b, site);
   meet_warp();
-  for (int n = 0; n < blocks; ++n) multiply(acc[n], first_row, n * 8, kDepth);
+  Product queued{.acc = acc, .group = own_products().groups};
+  for (int n = 0; n < blocks; ++n) queued.sums.push_back(product(first_row, n * 8, kDepth));
+  own_products().queued.push_back(std::move(queued));
   meet_warp();
 }
 
@@ -103,18 +123,36 @@ void mma(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Form
   lay_out(own_operands().b, lane() / 4, lane() % 4 * 2, b0, format);
   lay_out(own_operands().b, lane() / 4, lane() % 4 * 2 + 8, b1, format);
   meet_warp();
-  multiply(acc, 0, 0, format == Format::kTf32 ? kDepth / 2 : kDepth);
+  const std::array<float, 4> sums = product(0, 0, format == Format::kTf32 ? kDepth / 2 : kDepth);
+  for (int i = 0; i < 4; ++i) acc[i] += sums[i];
   meet_warp();
 }
 
 void wgmma(float (*acc)[4], int blocks, const uint32_t (&a)[4], const SharedOperand& b) {
   lay_out_a(a, b.format);
-  multiply_all(acc, blocks, 0, b, __builtin_return_address(0));
+  queue(acc, blocks, 0, b, __builtin_return_address(0));
 }
 
 void wgmma(float (*acc)[4], int blocks, const SharedOperand& a, const SharedOperand& b) {
   lay_out(own_operands().a, kGroupRows, a, __builtin_return_address(0));
-  multiply_all(acc, blocks, static_cast<int>(threadIdx.x) / 32 % 4 * 16, b, __builtin_return_address(0));
+  queue(acc, blocks, static_cast<int>(threadIdx.x) / 32 % 4 * 16, b, __builtin_return_address(0));
 }
+
+void wgmma_commit() {
+  races::commit_products();
+  ++own_products().groups;
+}
+
+void wgmma_wait(int pending) {
+  races::wait_for_products(pending);
+  auto& [queued, groups] = own_products();
+  size_t over = 0;
+  for (; over < queued.size() && queued[over].group < groups - pending; ++over)
+    for (size_t n = 0; n < queued[over].sums.size(); ++n)
+      for (int i = 0; i < 4; ++i) queued[over].acc[n][i] += queued[over].sums[n][i];
+  queued.erase(queued.begin(), queued.begin() + static_cast<std::ptrdiff_t>(over));
+}
+
+void forget_products() { products.fill({}); }
 
 }  // namespace osdn::emulation

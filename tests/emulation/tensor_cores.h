@@ -19,8 +19,13 @@ struct SharedOperand {
   Format format = Format::kBf16;
 };
 
-/// acc += a b, k = 16, for this lane's 4 sums in each of `blocks` blocks of 8 columns.
+/// acc += a b, k = 16, for this lane's 4 sums in each of `blocks` blocks of 8 columns: once waited for.
 void wgmma(float (*acc)[4], int blocks, const uint32_t (&a)[4], const SharedOperand& b);
 void wgmma(float (*acc)[4], int blocks, const SharedOperand& a, const SharedOperand& b);
+void wgmma_commit();
+/// All but the last `pending` groups are over.
+void wgmma_wait(int pending);
+/// A new block has queued none.
+void forget_products();
 
 }  // namespace osdn::emulation

@@ -9,10 +9,10 @@ namespace osdn::kernels {
 
 inline void wgmma_publish_shared() { emulation::races::proxy_fence(); }
 inline void wgmma_fence() {}
-inline void wgmma_commit() { emulation::races::commit_products(); }
+using emulation::wgmma_commit;
 template <int Pending>
 void wgmma_wait() {
-  emulation::races::wait_for_products(Pending);
+  emulation::wgmma_wait(Pending);
 }
 template <int Registers>
 void take_registers() {}

@@ -228,6 +228,25 @@ void unordered_kernel(UnorderedArgs args) {
   if (args.bytes == 16) access_twice<float4>(args);
 }
 
+struct SumArgs {
+  bool waited_for;
+  float* sum;
+};
+void sum_kernel(SumArgs args) {
+  const uint32_t ones = pack_bf16(1.0f, 1.0f);
+  const uint32_t a[4] = {ones, ones, ones, ones};
+  float acc[8][4] = {};
+  for (int i = 0; i < 4; ++i) write_shared_bits(own(16) + i * 4, ones);
+  wgmma_publish_shared();
+  __syncthreads();
+  wgmma_fence();
+  wgmma_bf16<64, true>(acc, a, wgmma_columns(RowTile<64>{0}).at(0));
+  wgmma_commit();
+  if (args.waited_for) wgmma_wait<0>();
+  if (thread() == 0) *args.sum = acc[0][0];
+  wgmma_wait<0>();
+}
+
 }  // namespace planted_faults
 }  // namespace osdn::kernels
 
@@ -246,6 +265,12 @@ void run_unordered(int bytes, bool second_reads) {
   alignas(16) unsigned char read[16];
   kernels::launch_kernel(unordered_kernel, dim3(1), 64, 1024, UnorderedArgs{bytes, second_reads, read},
                          nullptr);
+}
+
+float sum_of_product(bool waited_for) {
+  float sum = -1.0f;
+  kernels::launch_kernel(sum_kernel, dim3(1), 128, 2048, SumArgs{waited_for, &sum}, nullptr);
+  return sum;
 }
 
 }  // namespace osdn::emulation

@@ -33,4 +33,7 @@ void run_planted(Planted which, bool faulty);
 /// two writes, or a write and a read.
 void run_unordered(int bytes, bool second_reads);
 
+/// A sum of a warpgroup's product, 16 times 1 * 1, as it is after the wait for it or before.
+float sum_of_product(bool waited_for);
+
 }  // namespace osdn::emulation

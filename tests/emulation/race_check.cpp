@@ -57,6 +57,7 @@ class Checker {
 
   void begin_launch(const void* kernel) {
     kernel_ = kernel;
+    ignored.clear();
     first_block_ = block_ + 1;
   }
 
@@ -93,7 +94,8 @@ class Checker {
 
   void wait_for_copies(size_t pending) {
     const std::vector<uint32_t>& committed = now().committed;
-    if (committed.size() > pending) now().clock.known[copier()] = committed[committed.size() - 1 - pending];
+    uint32_t& known = now().clock.known[copier()];
+    if (committed.size() > pending) known = std::max(known, committed[committed.size() - 1 - pending]);
   }
 
   void proxy_fence() {

@@ -66,6 +66,11 @@ TEST_CASE("what a warpgroup's products read must be written, published and left 
   check_planted(Planted::kGroupReuse, "after a product of warp");
 }
 
+TEST_CASE("the sums of a product are there once it has been waited for, not before", "[race_check]") {
+  CHECK(sum_of_product(true) == 16.0f);
+  CHECK(sum_of_product(false) == 0.0f);
+}
+
 TEST_CASE("blocks of a launch that touch the same memory are found", "[race_check]") {
   check_planted(Planted::kBlocks, "another block of the launch");
   check_planted(Planted::kBlocksRead, "another block of the launch");

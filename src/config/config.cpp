@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "config/detail/schema.h"
@@ -13,6 +14,11 @@ namespace detail {
 namespace {
 
 using Found = std::optional<Problem>;
+
+double exact_value_dim(const Model& model) {
+  const double expand = model.value_expand.value_or(model.backbone == Backbone::kGatedDeltaNet ? 2.0 : 1.0);
+  return static_cast<double>(model.head_dim) * expand;
+}
 
 Found check_run(const Run& run) {
   if (run.name == "." || run.name == ".." || run.name.find('/') != std::string::npos)
@@ -68,6 +74,11 @@ Found check_heads(const Model& model) {
   if (num_value_heads(model) % model.num_heads != 0)
     return Problem{"model.num_value_heads", fmt::format("expected a multiple of num_heads = {}, got {}",
                                                         model.num_heads, *model.num_value_heads)};
+  const double values = exact_value_dim(model);
+  if (values >= 1 && std::abs(values - std::round(values)) > 1e-6)
+    return Problem{"model.value_expand",
+                   fmt::format("expected a whole number for head_dim x value_expand, got {} x {} = {}",
+                               model.head_dim, values / static_cast<double>(model.head_dim), values)};
   if (value_dim(model) < 1)
     return Problem{"model.value_expand", fmt::format("expected at least 1 / head_dim = 1 / {}, got {}",
                                                      model.head_dim, model.value_expand.value_or(0))};
@@ -208,10 +219,8 @@ int64_t intermediate_size(const Model& model) {
 
 int64_t num_value_heads(const Model& model) { return model.num_value_heads.value_or(model.num_heads); }
 
-int64_t value_dim(const Model& model) {
-  const double expand = model.value_expand.value_or(model.backbone == Backbone::kGatedDeltaNet ? 2.0 : 1.0);
-  return static_cast<int64_t>(static_cast<double>(model.head_dim) * expand);
-}
+// The product of the two may lie a rounding below the whole number that it stands for.
+int64_t value_dim(const Model& model) { return static_cast<int64_t>(detail::exact_value_dim(model) + 1e-6); }
 
 bool output_gate(const Model& model) {
   return model.use_gate.value_or(model.backbone != Backbone::kDeltaNet);

@@ -89,6 +89,12 @@ TEST_CASE("keys of another backbone, and heads that do not fit, are refused by k
   is_refused(kDelta, "model.num_value_heads", [](Model& m) { m.num_value_heads = 16; });
   is_refused(kGated, "model.num_value_heads", [](Model& m) { m.num_value_heads = 12; });
   is_refused(kGated, "model.value_expand", [](Model& m) { m.value_expand = 0.001; });
+  is_refused(kGated, "model.value_expand", [](Model& m) { m.value_expand = 1.51; });
+  CHECK(error_of(kGated, [](Model& m) { m.value_expand = 0.2421875; }).empty());  // 31 of 128
+  Model hundred;
+  hundred.head_dim = 100;
+  hundred.value_expand = 0.29;  // 28.999999999999996 in double
+  CHECK(value_dim(hundred) == 29);
   is_refused(kGated, "model.attention.layers", [](Model& m) { m.attention.layers = {24}; });
   is_refused(kGated, "model.attention.layers", [](Model& m) { m.attention.layers = {3, 3}; });
   is_refused(kGated, "model.attention.num_heads", [](Model& m) {

@@ -1,6 +1,7 @@
 // What processes that do not find each other are told.
 #include <chrono>
 #include <string>
+#include <thread>
 
 #include "base/error.h"
 #include "dist/communicator.h"
@@ -10,10 +11,13 @@
 namespace osdn::dist {
 namespace rendezvous_test {
 
-std::string join(const LaunchEnvironment& launched, int seconds = 20) {
+/// `stays` keeps the meeting place open for those who come late, where it is this process'.
+std::string join(const LaunchEnvironment& launched, int seconds = 20,
+                 std::chrono::milliseconds stays = std::chrono::milliseconds(0)) {
   at::set_num_threads(1);
   const auto group = make_communicator(launched, at::kCPU, std::chrono::seconds(seconds));
   group->barrier("the end");
+  std::this_thread::sleep_for(stays);
   return "met";
 }
 
@@ -95,8 +99,9 @@ TEST_CASE("ranks that disagree on their number, and two of one number, are told 
   const int second_port = test::free_port();
   test::Ranks twice(3, [&](int process) {
     if (process == 2) ::usleep(300000);
-    const int rank = process == 0 ? 1 : process == 1 ? 1 : 0;
-    return rendezvous_test::join(test::rank_on_loopback(rank, 2, second_port), 20);
+    const int rank = process == 2 ? 0 : 1;
+    return rendezvous_test::join(test::rank_on_loopback(rank, 2, second_port), 20,
+                                 std::chrono::seconds(rank == 0 ? 2 : 0));
   });
   const auto doubled = twice.wait_all();
   INFO(doubled[0].text << "\n" << doubled[1].text << "\n" << doubled[2].text);

@@ -54,5 +54,5 @@ TEST_CASE("files without usable prompts are refused by file and line", "[generat
   refused("{\"prompt\": \n", "prompts.jsonl:1");
   CHECK_THROWS_AS(osdn::apps::collect_prompts({}, {}), osdn::UserError);
   CHECK_THROWS_AS(osdn::apps::collect_prompts({}, {folder.path()}), osdn::UserError);
-  CHECK_THROWS_AS(osdn::apps::collect_prompts({}, {folder.path() + "/absent"}), osdn::EnvironmentError);
+  CHECK_THROWS_AS(osdn::apps::collect_prompts({}, {folder.path() + "/absent"}), osdn::UserError);
 }

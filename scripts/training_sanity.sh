@@ -15,7 +15,7 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 [ -x "$osdn" ] || fail 3 "$osdn: no such program; build it with: cmake --preset release && cmake --build --preset release"
-[ -f shards/quickstart/prepare.json ] || run "$osdn" prepare configs/quickstart.yaml
+[ -f shards/quickstart/prepare.json ] || run "$osdn" prepare configs/quickstart.yaml >&2
 
 # The value of a key in the last line of a metrics file that has it.
 last() {  # FILE KEY

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "config/yaml.h"
 
@@ -34,7 +35,13 @@ bool may_differ(const std::string& difference) {
 }
 
 std::string absolute(const std::string& path) {
-  return std::filesystem::absolute(path).lexically_normal().string();
+  std::string full = std::filesystem::absolute(path).lexically_normal().string();
+  try {
+    static_cast<void>(Json(full).dump());  // refuses what is no UTF-8
+  } catch (const Json::exception&) {
+    throw UserError("{}: expected a path in UTF-8, as the run's config.yaml is (rename the folder)", full);
+  }
+  return full;
 }
 
 }  // namespace

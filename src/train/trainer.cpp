@@ -268,7 +268,8 @@ void Trainer::describe_run(const std::vector<std::string>& command_line) {
       log::warning("the environment changed since the run began, so it is no longer bit-exact: {}",
                    difference);
   }
-  atomic_write(file, now.dump(2) + "\n");
+  // The command line may have names in it that are no UTF-8.
+  atomic_write(file, now.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   directory_->write_config(config_);
   int64_t decayed = 0;
   for (const auto& slot : arena_->slots())

@@ -120,6 +120,31 @@ TEST_CASE("what a user can get wrong gets one clear message and the right exit c
   check_mentions(no_gpu.err, {"run.device", "GPU"});
 }
 
+TEST_CASE("names that are no UTF-8 are taken, or refused before there is a run that nobody can read",
+          "[train]") {
+  const RunFolder folder;
+  const std::string latin = folder.path() + "/caf\xE9";
+  std::filesystem::create_directory(latin);
+  std::filesystem::copy(folder.path() + "/small.yaml", latin + "/\xE9.yaml");
+  CHECK(test::run_osdn({"train", "caf\xE9/\xE9.yaml", "--set", "train.steps=2"}, folder.path()).exit_code ==
+        0);
+  std::filesystem::create_directory_symlink(folder.path() + "/shards", latin + "/shards");
+  const test::ProcessResult inside = test::run_osdn({"train", "\xE9.yaml"}, latin);
+  INFO(inside.err);
+  CHECK(inside.exit_code == 2);
+  CHECK(inside.err.find("expected a path in UTF-8") != std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(latin + "/runs"));
+
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += fmt::format("{{\"text\": \"Document {} of {}.\"}}\n", i, i * i);
+  atomic_write(latin + "/\xE9.jsonl", text);
+  const test::ProcessResult prepared = test::run_osdn(
+      {"prepare", "--input", "caf\xE9/*.jsonl", "--vocab-size", "290", "--output", "made"}, folder.path());
+  INFO(prepared.err);
+  CHECK(prepared.exit_code == 0);
+  CHECK(test::run_osdn({"inspect", "made"}, folder.path()).exit_code == 0);
+}
+
 TEST_CASE("a truncated shard is named before training starts", "[train]") {
   const RunFolder folder;
   const std::string source = glob_paths(test::prepared_folder() + "/shards/train-*.h5").front();

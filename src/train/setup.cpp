@@ -133,11 +133,14 @@ std::vector<std::string> doubtful_settings(const config::Config& config) {
   return lines;
 }
 
-void check_host_memory(at::Device device, int64_t num_parameters) {
-  if (!device.is_cpu()) return;  // a GPU's own allocator refuses before anything is lost
-  constexpr double kBytes = 16;  // masters, gradients and two moments in float32
+void check_host_memory(const optim::ParameterArena::Options& arena, int64_t num_parameters) {
+  if (!arena.device.is_cpu()) return;  // a GPU's own allocator refuses before anything is lost
+  const bool copied = arena.compute != at::kFloat;
+  const double whole = copied ? 4 + 2 : 4 + 4;  // a gradient and what the ops read, in bytes
+  const double shared = copied ? 4 + 8 : 8;     // master and moments, or moments alone
   constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
-  const double needed = kBytes * static_cast<double>(num_parameters) / kGib;
+  const double ranks = arena.sharding.shared ? static_cast<double>(arena.sharding.world_size) : 1;
+  const double needed = (whole + shared / ranks) * static_cast<double>(num_parameters) / kGib;
   const double present = static_cast<double>(host_memory_bytes()) / kGib;
   // The kernel promises more memory than there is, and kills whoever comes to use it.
   if (needed > present)

@@ -10,6 +10,7 @@
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "dist/launch_environment.h"
+#include "optim/parameter_arena.h"
 #include "tensor/fwd.h"
 
 namespace osdn::train {
@@ -37,9 +38,9 @@ void check_space(const std::string& checkpoints_directory, const config::Checkpo
 /// shards that are trained on.
 std::vector<std::string> doubtful_settings(const config::Config& config);
 
-/// Throws EnvironmentError when this machine's memory cannot even hold what a CPU run keeps of its
-/// parameters.
-void check_host_memory(at::Device device, int64_t num_parameters);
+/// Throws EnvironmentError when this machine's memory cannot even hold what a rank on a CPU keeps of its
+/// parameters in such an arena.
+void check_host_memory(const optim::ParameterArena::Options& arena, int64_t num_parameters);
 
 /// The tokenizer that the configuration names, if it names one.
 std::optional<data::Tokenizer> open_tokenizer(const config::Data& data);

@@ -167,14 +167,14 @@ void Trainer::settle() {
 void Trainer::allocate() {
   const auto specs = model::parameter_specs(config_.model, *config_.model.vocab_size);
   const int64_t num_parameters = model::count_parameters(specs);
-  check_host_memory(device_, num_parameters);
-  arena_.emplace(specs,
-                 optim::ParameterArena::Options{
-                     .device = device_,
-                     .compute = compute_dtype(config_.train.precision),
-                     .training = true,
-                     .decay_all = config_.optimizer.decay_all,
-                     .sharding = arena_sharding(*communicator_, config_.distributed.zero, num_parameters)});
+  const optim::ParameterArena::Options options{
+      .device = device_,
+      .compute = compute_dtype(config_.train.precision),
+      .training = true,
+      .decay_all = config_.optimizer.decay_all,
+      .sharding = arena_sharding(*communicator_, config_.distributed.zero, num_parameters)};
+  check_host_memory(options, num_parameters);
+  arena_.emplace(specs, options);
   model_.emplace(config_.model, *config_.model.vocab_size, arena_->source());
   parallel_.emplace(*arena_, *communicator_, model_->num_layers(), config_.distributed.exchange);
   flops_per_token_ =

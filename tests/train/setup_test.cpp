@@ -16,9 +16,9 @@
 namespace osdn::train {
 namespace {
 
-std::string refusal_of(int64_t num_parameters) {
+std::string refusal_of(const optim::ParameterArena::Options& arena, int64_t num_parameters) {
   try {
-    check_host_memory(at::kCPU, num_parameters);
+    check_host_memory(arena, num_parameters);
   } catch (const EnvironmentError& failure) {
     return failure.what();
   }
@@ -51,11 +51,17 @@ TEST_CASE("other failures are not taken for a lack of memory", "[setup]") {
 
 TEST_CASE("a model whose state the machine cannot hold is refused with both sizes", "[setup]") {
   CHECK(host_memory_bytes() > uint64_t{1} << 28);
-  CHECK(refusal_of(1000).empty());
-  const std::string refusal = refusal_of(int64_t{1} << 45);
+  constexpr int64_t kMany = int64_t{1} << 45;
+  CHECK(refusal_of({}, 1000).empty());
+  const std::string refusal = refusal_of({}, kMany);
   INFO(refusal);
   CHECK(refusal.find("35184372088832 parameters need 524288.0 GiB") != std::string::npos);
   CHECK(refusal.find("this machine has") != std::string::npos);
+  // A rank of four keeps its part of the moments; beside a bfloat16 copy also only its part of the masters.
+  const optim::ParameterArena::Sharding quarter{.shared = true, .world_size = 4};
+  CHECK(refusal_of({.sharding = quarter}, kMany).find("need 327680.0 GiB") != std::string::npos);
+  CHECK(refusal_of({.compute = at::kBFloat16, .sharding = quarter}, kMany).find("need 294912.0 GiB") !=
+        std::string::npos);
 }
 
 TEST_CASE("settings that hardly anybody wants are told", "[setup]") {

@@ -166,7 +166,7 @@ void run_import(const Options& options) {
   config::Checkpoint keep;
   keep.asynchronous = false;
   const std::string checkpoints = staged.path() + "/checkpoints";
-  checkpoint::Writer(checkpoints, keep).save(std::move(snapshot));
+  checkpoint::Writer(checkpoints, keep).save(snapshot);
   if (tokenizer) atomic_write(staged.path() + "/" + kTokenizerFile, tokenizer->model_bytes());
   atomic_write(staged.path() + "/config.yaml", config::dump(config));
   std::string verified;

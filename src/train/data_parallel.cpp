@@ -101,7 +101,7 @@ void DataParallel::reduce_next_bucket() {
 }
 
 void DataParallel::begin_passes() {
-  if (gathers_in_passes_) gather_all();
+  if (gathers_in_passes_) gather_weights();
 }
 
 void DataParallel::finish_gradients() {
@@ -129,7 +129,7 @@ void DataParallel::update(const optim::AdamWOptions& options, double learning_ra
   in_parts_ = gathers_in_passes_;
 }
 
-void DataParallel::gather_all() {
+void DataParallel::gather_weights() {
   for (size_t bucket = gathers_.size(); bucket-- > 0;) gather(static_cast<int64_t>(bucket));
   in_parts_ = false;
 }
@@ -150,7 +150,7 @@ void DataParallel::wait_for_bucket(int64_t bucket) {
 }
 
 void DataParallel::wait_for_weights() {
-  if (in_parts_) gather_all();
+  if (in_parts_) gather_weights();
   for (size_t bucket = gathers_.size(); bucket-- > 0;) wait_for_bucket(static_cast<int64_t>(bucket));
 }
 

@@ -52,6 +52,8 @@ class DataParallel {
   void update(const optim::AdamWOptions& options, double learning_rate, int64_t update,
               double gradient_scale);
 
+  /// Starts to gather what every rank has of the weights that the ops read; of an arena that is sharded.
+  void gather_weights();
   /// All weights that the ops read are complete for work queued from here on.
   void wait_for_weights();
   /// All masters on the host of rank 0, [arena.size()] fp32, to be saved; undefined on the others. Waits for
@@ -67,7 +69,6 @@ class DataParallel {
   void after_backward(int64_t layer);
   void reduce_next_bucket();
   void gather(int64_t bucket);
-  void gather_all();
   void wait_for_bucket(int64_t bucket);
 
   optim::ParameterArena& arena_;

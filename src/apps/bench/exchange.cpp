@@ -119,32 +119,10 @@ class Job {
         expect(own_part(bucket, rank), static_cast<double>(rank + 1), "gathered weights");
   }
 
-  /// As train::DataParallel starts them.
-  void move_gradients() {
-    std::vector<std::unique_ptr<dist::PendingCollective>> running;
-    const auto kind =
-        arena_.is_sharded() ? dist::CollectiveKind::kReduceScatter : dist::CollectiveKind::kAllReduceSum;
-    for (const Range& bucket : arena_.buckets())
-      running.push_back(communicator_.start(
-          {.kind = kind, .range = part(arena_.gradients(), bucket), .root = 0, .what = "gradients"}));
-    for (const auto& range : arena_.owned())
-      if (range.common)
-        running.push_back(communicator_.start({.kind = dist::CollectiveKind::kAllReduceSum,
-                                               .range = part(arena_.gradients(), range),
-                                               .root = 0,
-                                               .what = "common gradients"}));
-    for (const auto& one : running) one->wait();
-  }
-
+  void move_gradients() { parallel_.finish_gradients(); }
   void move_weights() {
-    if (!arena_.is_sharded()) return;
-    std::vector<std::unique_ptr<dist::PendingCollective>> running;
-    for (size_t i = arena_.buckets().size(); i-- > 0;)
-      running.push_back(communicator_.start({.kind = dist::CollectiveKind::kAllGather,
-                                             .range = part(weights(), arena_.buckets()[i]),
-                                             .root = 0,
-                                             .what = "weights"}));
-    for (const auto& one : running) one->wait();
+    parallel_.gather_weights();
+    parallel_.wait_for_weights();
   }
 
   /// Median of the time of `work`, which all ranks begin together.

@@ -62,9 +62,7 @@ void evaluate(const EvalArguments& options) {
   }
   const bool json_only = options.json == "-";
   if (options.json) {
-    const std::string text = perplexity_json(run, result, options.per_document)
-                                 .dump(2, ' ', false, Json::error_handler_t::replace) +
-                             "\n";
+    const std::string text = json_text(perplexity_json(run, result, options.per_document), 2) + "\n";
     if (json_only)
       std::fputs(text.c_str(), stdout);
     else

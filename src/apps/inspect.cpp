@@ -78,10 +78,7 @@ void run(const Options& options) {
   for (const Finding& finding : findings)
     problems.insert(problems.end(), finding.problems.begin(), finding.problems.end());
   if (options.json)
-    std::fputs(
-        (as_json(findings, problems.empty()).dump(2, ' ', false, Json::error_handler_t::replace) + "\n")
-            .c_str(),
-        stdout);
+    std::fputs((json_text(as_json(findings, problems.empty()), 2) + "\n").c_str(), stdout);
   else
     fmt::print("verdict: {}\n", problems.empty() ? "intact" : "DAMAGED");
   std::fflush(stdout);

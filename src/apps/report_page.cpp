@@ -117,7 +117,7 @@ Json page_data(const std::vector<ReportRun>& runs) {
 /// JSON that may stand inside a script element: no "</script" or "<!--" can appear in it.
 std::string script_safe(const Json& data) {
   std::string text;
-  for (const char c : data.dump(-1, ' ', false, Json::error_handler_t::replace)) {
+  for (const char c : json_text(data)) {
     if (c == '<')
       text += "\\u003c";
     else

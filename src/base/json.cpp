@@ -19,6 +19,10 @@ int64_t json_integer(const Json& value) {
   return value.get<int64_t>();
 }
 
+std::string json_text(const Json& value, int indent) {
+  return value.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
 Json read_json(const std::string& path) {
   try {
     return Json::parse(read_file(path));

@@ -16,6 +16,10 @@ bool is_json_integer(const Json& value);
 /// undefined way for one outside of the range (1e99 in a file).
 int64_t json_integer(const Json& value);
 
+/// Its text: with an indent line by line, else in one line. What is no UTF-8, such as a path of the user's,
+/// has the replacement character in it.
+std::string json_text(const Json& value, int indent = -1);
+
 /// Parses a file. Throws DataError with path and position when it is not JSON, EnvironmentError when
 /// unreadable.
 Json read_json(const std::string& path);

@@ -80,7 +80,7 @@ Content to_content(const Snapshot& snapshot, int64_t rank) {
   OSDN_ASSERT(state["step"] == snapshot.step, "checkpoint of step {}: its state is of another",
               snapshot.step);
   // Paths in the state may hold any bytes; a replacement character there must not cost the checkpoint.
-  content.state = state.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  content.state = json_text(state, 2) + "\n";
   return content;
 }
 

@@ -122,8 +122,7 @@ Json Preparation::request() const {
   for (const InputFile& file : files_) paths += file.path + '\n';
   return {{"configuration", configuration_},
           {"paths", digest(paths).hex()},
-          {"inputs",
-           digest(detail::describe(files_).dump(-1, ' ', false, Json::error_handler_t::replace)).hex()}};
+          {"inputs", digest(json_text(detail::describe(files_))).hex()}};
 }
 
 /// The part of a request that the input read so far depends on; what was read is compared by its digest.

@@ -115,9 +115,8 @@ struct Desk {
 };
 
 std::string to_text(const Failure& failure) {
-  return Json{
-      {"code", static_cast<int>(failure.code)}, {"reason", failure.reason}, {"curable", failure.curable}}
-      .dump(-1, ' ', false, Json::error_handler_t::replace);
+  return json_text(
+      {{"code", static_cast<int>(failure.code)}, {"reason", failure.reason}, {"curable", failure.curable}});
 }
 
 Failure from_text(const std::string& text) {

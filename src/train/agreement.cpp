@@ -5,13 +5,6 @@
 #include "base/error.h"
 
 namespace osdn::train {
-namespace agreement_detail {
-
-/// Bytes that are no UTF-8, in paths for example, must not keep the ranks from talking.
-std::string to_text(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
-
-}  // namespace agreement_detail
-
 Json from_rank_0(dist::Communicator& communicator, const char* what, const std::function<Json()>& compute) {
   if (communicator.world_size() == 1) return compute();
   if (communicator.rank() == 0) {
@@ -20,10 +13,10 @@ Json from_rank_0(dist::Communicator& communicator, const char* what, const std::
       value = compute();
     } catch (const Error& failure) {
       const Json told = {{"failure", failure.what()}, {"code", static_cast<int>(failure.code())}};
-      communicator.broadcast_text(agreement_detail::to_text(told), what);
+      communicator.broadcast_text(json_text(told), what);
       throw;
     }
-    communicator.broadcast_text(agreement_detail::to_text({{"value", value}}), what);
+    communicator.broadcast_text(json_text({{"value", value}}), what);
     return value;
   }
   const Json told = Json::parse(communicator.broadcast_text({}, what));

@@ -269,7 +269,7 @@ void Trainer::describe_run(const std::vector<std::string>& command_line) {
                    difference);
   }
   // The command line may have names in it that are no UTF-8.
-  atomic_write(file, now.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  atomic_write(file, json_text(now, 2) + "\n");
   directory_->write_config(config_);
   int64_t decayed = 0;
   for (const auto& slot : arena_->slots())

@@ -63,8 +63,7 @@ void TeamTalk::report(int64_t step, const std::vector<ManifestFile>& files) {
 void TeamTalk::report_failure(int64_t step, const std::string& reason) noexcept {
   try {
     const Json share = {{"failure", reason}};
-    team_.board->post(team_talk_detail::share_key(step, team_.rank),
-                      share.dump(-1, ' ', false, Json::error_handler_t::replace));
+    team_.board->post(team_talk_detail::share_key(step, team_.rank), json_text(share));
   } catch (const std::exception& failure) {
     log::warning("rank 0 could not be told of a failed checkpoint: {}", failure.what());
   }

@@ -78,16 +78,14 @@ Json OutputFolder::journal() const {
 }
 
 void OutputFolder::write_journal(const Json& journal) const {
-  atomic_write(staged(publish_detail::kJournal),
-               journal.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  atomic_write(staged(publish_detail::kJournal), json_text(journal, 2) + "\n");
 }
 
 std::string OutputFolder::staged(const std::string& name) const { return staging_ + "/" + name; }
 std::string OutputFolder::final_path(const std::string& name) const { return path_ + "/" + name; }
 
 void OutputFolder::publish(const Json& manifest) {
-  atomic_write(staged(publish_detail::kManifest),
-               manifest.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  atomic_write(staged(publish_detail::kManifest), json_text(manifest, 2) + "\n");
   move_out();
   discard();
 }

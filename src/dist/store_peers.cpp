@@ -85,10 +85,16 @@ class Alone : public Peers {
   std::optional<Failure> failure_;
 };
 
+struct Report {
+  int attempt = 0;  // that failed
+  Failure failure;
+};
+
 struct Wanted {
   int attempt = 0;
   bool joined = false;
-  std::optional<Failure> report;
+  bool met = false;  // its ranks run: the node stays in this attempt until it knows why that has ended
+  std::optional<Report> report;  // until it is delivered, which may be after the node has gone on
   bool done = false;
   bool leaving = false;
 };
@@ -152,7 +158,9 @@ class Agent {
         const std::lock_guard lock(desk_->mutex);
         desk_->connected = true;
         desk_->last_contact = Clock::now();
-        if (seen.attempt >= desk_->wanted.attempt) desk_->seen = seen;
+        Wanted& now = desk_->wanted;
+        if (wanted.report && now.report && now.report->attempt == wanted.report->attempt) now.report.reset();
+        if (now.met ? seen.attempt == now.attempt : seen.attempt >= now.attempt) desk_->seen = seen;
       } catch (const std::exception& failure) {
         const std::lock_guard lock(desk_->mutex);
         desk_->trouble = reason_of(failure);
@@ -189,13 +197,17 @@ class Agent {
 
   Seen round(const Wanted& wanted) {
     Seen seen;
-    // A launcher that was started anew joins the attempt that node 0 is at.
+    // Before the next attempt is announced: whoever sees that one finds why this one ended.
+    if (wanted.report)
+      set_first(prefix_of(wanted.report->attempt) + "failure", to_text(wanted.report->failure));
+    // A launcher that was started anew joins the attempt that node 0 is at. One whose ranks run does not: it
+    // ends them first, and what it says until then is of its own attempt.
     seen.attempt = wanted.attempt;
     if (node_.node_rank == 0)
       set("launch/attempt", std::to_string(wanted.attempt));
-    else if (store_->check({"launch/attempt"}))
+    else if (!wanted.met && store_->check({"launch/attempt"}))
       seen.attempt = std::max(wanted.attempt, std::stoi(get("launch/attempt")));
-    prefix_ = fmt::format("launch/{}/", seen.attempt);
+    prefix_ = prefix_of(seen.attempt);
 
     if (!fits_node_0(seen)) return seen;
     const std::string own = fmt::format("{} {} {}", node_.nodes, node_.processes, identity_);
@@ -210,13 +222,14 @@ class Agent {
       return seen;
     }
     gather(seen);
-    if (wanted.report) set_first(prefix_ + "failure", to_text(*wanted.report));
     if (store_->check({prefix_ + "failure"})) seen.failure = from_text(get(prefix_ + "failure"));
     if (wanted.done) set(node_key("done", node_.node_rank), "1");
     seen.all_done = store_->check(keys_of_all("done"));
     if (wanted.leaving) leave();
     return seen;
   }
+
+  static std::string prefix_of(int attempt) { return fmt::format("launch/{}/", attempt); }
 
   std::string node_key(const std::string& what, int node) const {
     return fmt::format("{}{}_{}", prefix_, what, node);
@@ -307,7 +320,7 @@ class StorePeers : public Peers {
 
   void join(int attempt) override {
     const std::lock_guard lock(desk_->mutex);
-    desk_->wanted = {.attempt = attempt, .joined = true};
+    desk_->wanted = {.attempt = attempt, .joined = true, .report = std::move(desk_->wanted.report)};
     desk_->seen = {};
     joined_at_ = Clock::now();
     desk_->changed.notify_all();
@@ -319,6 +332,7 @@ class StorePeers : public Peers {
     if (!seen.refused.empty()) throw UserError("{}", seen.refused);
     if (seen.meeting) {
       desk_->wanted.attempt = seen.attempt;
+      desk_->wanted.met = true;
       return seen.meeting;
     }
     if (Clock::now() - joined_at_ < timeout_) return std::nullopt;
@@ -339,7 +353,7 @@ class StorePeers : public Peers {
 
   void report(const Failure& failure) override {
     const std::lock_guard lock(desk_->mutex);
-    desk_->wanted.report = failure;
+    desk_->wanted.report = {.attempt = desk_->wanted.attempt, .failure = failure};
     desk_->changed.notify_all();
   }
 

@@ -13,11 +13,11 @@
 
 #include "base/error.h"
 #include "base/fs.h"
+#include "base/utf8.h"
 #include "data/builtin_corpus.h"
 #include "data/detail/input_stream.h"
 #include "data/detail/jsonl.h"
 #include "data/detail/parquet_rows.h"
-#include "data/detail/utf8.h"
 
 namespace osdn::data {
 namespace documents_detail {
@@ -100,7 +100,7 @@ size_t after_last_line_end(std::string_view text, size_t from) {
 }
 
 std::string text_of_file(const RawDocuments& raw, std::string_view bytes) {
-  const size_t invalid = detail::first_invalid_utf8(bytes);
+  const size_t invalid = first_invalid_utf8(bytes);
   if (invalid == kNone) return with_unix_line_ends(bytes);
   const std::string_view before = bytes.substr(0, invalid);
   const size_t start = before.find_last_of("\r\n");
@@ -112,7 +112,7 @@ std::string text_of_file(const RawDocuments& raw, std::string_view bytes) {
 }
 
 std::string text_of_row(std::string_view text, const std::string& place) {
-  const size_t invalid = detail::first_invalid_utf8(text);
+  const size_t invalid = first_invalid_utf8(text);
   if (invalid != kNone)
     throw detail::RecordError(RecordFault::kInvalidUtf8,
                               fmt::format("{}: {}", place, detail::utf8_problem(text, invalid, "text")));

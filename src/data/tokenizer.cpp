@@ -15,10 +15,10 @@
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/hash.h"
+#include "base/utf8.h"
 #include "data/detail/division.h"
 #include "data/detail/sentencepiece_check.h"
 #include "data/detail/sentencepiece_model.h"
-#include "data/detail/utf8.h"
 
 // libsentencepiece and LibTorch's libc10 export a variable of this name each, an object of 32 bytes and an
 // int. Without a definition in the program the dynamic linker gives both of them the int, and sentencepiece's
@@ -227,7 +227,7 @@ void Tokenizer::Impl::encode_long_segment(std::string_view segment, std::vector<
   std::vector<Unit> units;
   while (true) {
     const std::string_view window =
-        segment.substr(begin, detail::whole_characters(segment.substr(begin), window_bytes));
+        segment.substr(begin, whole_characters(segment.substr(begin), window_bytes));
     if (units.empty()) units = units_of(window);
     if (begin + window.size() == segment.size()) break;
     // Pieces near the end may change with what follows; nearly always the last of the others ends at a place
@@ -238,7 +238,7 @@ void Tokenizer::Impl::encode_long_segment(std::string_view segment, std::vector<
     for (size_t i = last; i > 0 && i + 16 > last && !found; --i) {
       const size_t cut = begin + units[i].begin;
       std::vector<Unit> next =
-          units_of(segment.substr(cut, detail::whole_characters(segment.substr(cut), window_bytes)));
+          units_of(segment.substr(cut, whole_characters(segment.substr(cut), window_bytes)));
       const Unit right{.begin = units[i].begin, .end = units[i].begin + next[0].end, .ids = next[0].ids};
       found = stay_apart(segment.substr(begin), units[i - 1], right);
       if (!found) continue;
@@ -265,7 +265,7 @@ void Tokenizer::Impl::encode_words(std::string_view text, std::vector<int32_t>* 
       encode_long_segment(segment, ids);
     } else {
       for (; !segment.empty();) {
-        const size_t size = detail::whole_characters(segment, tokenizer_detail::kMaxUnigramBytes);
+        const size_t size = whole_characters(segment, tokenizer_detail::kMaxUnigramBytes);
         encode_whole(segment.substr(0, size), ids);
         segment.remove_prefix(size);
       }
@@ -325,7 +325,7 @@ Tokenizer Tokenizer::parse(std::string model_bytes, const std::string& origin) {
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
-  const size_t invalid = detail::first_invalid_utf8(text);
+  const size_t invalid = first_invalid_utf8(text);
   if (invalid != std::string_view::npos)
     throw UserError(
         "text: expected valid UTF-8, found byte 0x{:02X} at offset {} (convert it, e.g. with iconv)",

@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "data/detail/utf8.h"
 
 namespace osdn::data {
 namespace train_tokenizer_detail {

@@ -4,8 +4,8 @@
 #include <filesystem>
 
 #include "base/error.h"
-#include "base/json.h"
 #include "base/log.h"
+#include "base/utf8.h"
 #include "config/yaml.h"
 
 namespace osdn::train {
@@ -36,11 +36,8 @@ bool may_differ(const std::string& difference) {
 
 std::string absolute(const std::string& path) {
   std::string full = std::filesystem::absolute(path).lexically_normal().string();
-  try {
-    static_cast<void>(Json(full).dump());  // refuses what is no UTF-8
-  } catch (const Json::exception&) {
+  if (first_invalid_utf8(full) != std::string::npos)
     throw UserError("{}: expected a path in UTF-8, as the run's config.yaml is (rename the folder)", full);
-  }
   return full;
 }
 

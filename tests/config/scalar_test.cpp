@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "config/detail/suggest.h"
-#include "config/detail/utf8.h"
 #include "tests/support/catch.h"
 
 namespace osdn::config::test {
@@ -58,15 +57,6 @@ TEST_CASE("edit distance counts swaps once and folds case and hyphens", "[scalar
   CHECK(detail::nearest("GDN", {"delta_net", "gated_delta_net", "kda"}) == "gated_delta_net");
   CHECK(detail::nearest("kad", {"delta_net", "gated_delta_net", "kda"}) == "kda");
   CHECK(detail::known_synonym("D_Model") == "model.hidden_size");
-}
-
-TEST_CASE("invalid UTF-8 is found at its first byte", "[scalar]") {
-  CHECK(detail::first_invalid_utf8("a\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80") == std::string_view::npos);
-  CHECK(detail::first_invalid_utf8("ab\xC3") == 2);
-  CHECK(detail::first_invalid_utf8("a\xC0\x80") == 1);         // overlong
-  CHECK(detail::first_invalid_utf8("\xED\xA0\x80") == 0);      // surrogate
-  CHECK(detail::first_invalid_utf8("\xF4\x90\x80\x80") == 0);  // above U+10FFFF
-  CHECK(detail::first_invalid_utf8("\x80") == 0);
 }
 
 }  // namespace osdn::config::test

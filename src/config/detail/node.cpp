@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "config/detail/utf8.h"
+#include "base/utf8.h"
 
 namespace osdn::config::detail {
 namespace {

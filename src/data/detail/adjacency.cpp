@@ -1,6 +1,6 @@
 #include "data/detail/adjacency.h"
 
-#include "data/detail/utf8.h"
+#include "base/utf8.h"
 
 namespace osdn::data::detail {
 namespace {

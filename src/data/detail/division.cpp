@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "data/detail/utf8.h"
+#include "base/utf8.h"
 
 namespace osdn::data::detail {
 namespace division_detail {

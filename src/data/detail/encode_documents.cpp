@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/utf8.h"
 #include "data/detail/division.h"
-#include "data/detail/utf8.h"
 
 namespace osdn::data::detail {
 namespace encode_documents_detail {

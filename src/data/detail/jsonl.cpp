@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/json.h"
-#include "data/detail/utf8.h"
+#include "base/utf8.h"
 
 namespace osdn::data::detail {
 namespace jsonl_detail {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace osdn::data::detail {
+namespace osdn {
 
 /// Bytes of the well-formed character at the start of `text` (not empty); 0 when it is malformed or cut off.
 size_t utf8_length(std::string_view text);
@@ -19,4 +19,4 @@ char32_t utf8_code_point(std::string_view text, size_t* length);
 /// one.
 size_t whole_characters(std::string_view text, size_t limit);
 
-}  // namespace osdn::data::detail
+}  // namespace osdn

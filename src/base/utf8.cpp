@@ -1,9 +1,9 @@
-#include "data/detail/utf8.h"
+#include "base/utf8.h"
 
 #include <cstdint>
 #include <cstring>
 
-namespace osdn::data::detail {
+namespace osdn {
 
 size_t utf8_length(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
@@ -78,4 +78,4 @@ size_t whole_characters(std::string_view text, size_t limit) {
   return size > 0 ? size : utf8_length(text);
 }
 
-}  // namespace osdn::data::detail
+}  // namespace osdn

@@ -8,9 +8,10 @@ namespace osdn::kernels {
 extern __shared__ __align__(16) unsigned char dynamic_shared_bytes[];
 
 /// Returns once `threads` threads, whole warps, are at barrier number `barrier`, 1 to 15; all of them name
-/// the same count. What they wrote before is then seen by all of them.
+/// the same count. What they wrote before is then seen by all of them. Not the aligned form (bar.sync), which
+/// all threads of a barrier have to come to by one and the same instruction: warps come from their own code.
 __device__ inline void barrier_of(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 }  // namespace osdn::kernels

@@ -136,7 +136,7 @@ struct BackwardChain {
     BackwardToken<P, Channel> next;
     int worker = 0;
     if (blocks > 0) {
-      scan_meet(scan_barrier(worker, 0, workers), 0, blocks);
+      scan_meet(worker);
       next.load(slots[worker], Slot::kTokens - 1);
     }
     for (int64_t block = blocks - 1; block >= 0; --block) {
@@ -145,7 +145,7 @@ struct BackwardChain {
       const int following = worker + 1 == workers ? 0 : worker + 1;
       const auto fetch = [&](int token) {
         const bool within = token > 0;
-        if (!within) scan_meet(scan_barrier(following, 0, workers), blocks - block, blocks);
+        if (!within) scan_meet(following);
         next.load(within || !more ? slot : slots[following], within ? token - 1 : Slot::kTokens - 1);
       };
       bool fixed = false;
@@ -159,7 +159,7 @@ struct BackwardChain {
       if (!fixed) walk<false>(slot, next, fetch);
       worker = following;
     }
-    if (blocks > 0) scan_meet(scan_barrier(worker, 1, workers), blocks + 1, blocks);
+    if (blocks > 0) scan_meet(scan_turn(worker, 1, workers));
 #pragma unroll
     for (int i = 0; i < P; ++i) gradient[i] *= inverse_scale;
     if (args.d_initial != nullptr) store_row<float, P>(args.d_initial + state, gradient, chain.active);
@@ -176,7 +176,9 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
   const int own = lane % kTokens;  // the token whose numbers this lane works out
   const int64_t HV = in.num_value_heads;
   const int64_t row_stride = HV * in.key_size;
-  for (int64_t block = blocks - 1 - worker; block >= 0; block -= workers) {
+  if (!args.detach) scan_meet_before(worker, workers, blocks);
+  int64_t block = blocks - 1 - worker;
+  for (; block >= 0; block -= workers) {
     const int64_t begin = chain.first + block * kTokens;
     const int count = static_cast<int>(min(chain.length - block * kTokens, static_cast<int64_t>(kTokens)));
     const int64_t pair = (begin + min(own, count - 1)) * HV + chain.head;
@@ -269,9 +271,8 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
     square = warp_sum(square);
     if (lane == 0) slot.bound = {growth, sqrtf(kTokens * square) + kLostInSquares};
     if (!args.detach) {
-      const int64_t place = blocks - 1 - block;
-      scan_meet(scan_barrier(worker, 0, workers), place, blocks);
-      scan_meet(scan_barrier(worker, kScanBehind, workers), place + kScanBehind, blocks);
+      scan_meet(worker);
+      scan_meet(scan_turn(worker, kScanBehind, workers));
     }
 
     // <lambda, x> (eq. 6) and what follows from it for a token as a whole. <k, dk> needs no further sum over
@@ -344,6 +345,7 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
       args.d_retention[pair] = through_retention;
     __syncwarp();  // the slot has been read
   }
+  if (!args.detach) scan_meet_behind(worker, blocks - 1 - block, blocks);
 }
 
 template <typename T, int P, bool Channel>

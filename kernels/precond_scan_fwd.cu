@@ -58,7 +58,7 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
   ForwardToken<P, Channel> next;
   int worker = 0;
   if (blocks > 0) {
-    scan_meet(scan_barrier(worker, 0, workers), 0, blocks);
+    scan_meet(worker);
     next.load(slots[worker], 0);
   }
   for (int64_t block = 0; block < blocks; ++block) {
@@ -77,7 +77,7 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
           next.load(slot, token + 1);
         } else {
           const bool within = token + 1 < Slot::kTokens;
-          if (!within) scan_meet(scan_barrier(following, 0, workers), block + 1, blocks);
+          if (!within) scan_meet(following);
           next.load(within || !more ? slot : slots[following], within ? token + 1 : 0);
         }
         const float step = now.step(total);
@@ -88,7 +88,7 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
     }
     worker = following;
   }
-  if (blocks > 0) scan_meet(scan_barrier(worker, 1, workers), blocks + 1, blocks);
+  if (blocks > 0) scan_meet(scan_turn(worker, 1, workers));
   store_row<float, P>(args.final_d + chain.state * in.key_size + chain.channel, d, chain.active);
 }
 
@@ -142,7 +142,9 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
   const int64_t HV = in.num_value_heads;
   LaneResiduals terms;
   int unmerged = 0;  // blocks whose terms these are
-  for (int64_t block = worker; block < blocks; block += workers) {
+  scan_meet_before(worker, workers, blocks);
+  int64_t block = worker;
+  for (; block < blocks; block += workers) {
     const int64_t begin = chain.first + block * kTokens;
     const int count = static_cast<int>(min(chain.length - block * kTokens, static_cast<int64_t>(kTokens)));
     const int64_t pair = (begin + min(own, count - 1)) * HV + chain.head;
@@ -206,9 +208,9 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
     const float4 coefficients = {__fmaf_rn(c.feedback, scale.zero * scale.unit, c.gain),
                                  c.feedback * scale.unit, retention, scan_anchor(retention, in.anchored)};
     if (lane < kTokens) slot.coefficients[own] = coefficients;
-    scan_meet(scan_barrier(worker, 0, workers), block, blocks);
+    scan_meet(worker);
 
-    scan_meet(scan_barrier(worker, kScanBehind, workers), block + kScanBehind, blocks);
+    scan_meet(scan_turn(worker, kScanBehind, workers));
     float d[P];
     get_row<P>(d, slot.d);
     if (args.block_d != nullptr)
@@ -235,6 +237,7 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
     }
     __syncwarp();  // the slot has been read
   }
+  scan_meet_behind(worker, block, blocks);
 }
 
 template <typename T, int P, bool Channel>

@@ -33,23 +33,32 @@ __device__ inline int scan_worker() {
   return warp % kScanSchedulers == 0 ? -1 : scan_workers(warp) - 1;
 }
 
-/// Where warps meet, once a block of tokens: place p lies before block p of the chain's walk. There the
+/// Where three warps meet, once a block of tokens: place p lies before block p of the chain's walk. There the
 /// worker of block p has it ready in shared memory, and the worker of block p - 2 learns that the chain is
 /// through with it. (Of block p - 1 the last sum is still under way, which the chain's warp would have to
-/// wait for.)
+/// wait for.) Places have numbers of barriers by turns, as blocks have workers.
 constexpr int kScanBehind = 2;
 
-/// Barrier number of the place `distance` (less than `workers`) behind the one where `worker` has a block
-/// ready.
-__device__ inline int scan_barrier(int worker, int distance, int workers) {
+/// The turn of the place `distance` (at most `workers`) behind that of `worker`'s block.
+__device__ inline int scan_turn(int worker, int distance, int workers) {
   const int ahead = worker + distance;
-  return 1 + (ahead < workers ? ahead : ahead - workers);
+  return ahead < workers ? ahead : ahead - workers;
 }
 
-/// By the chain's warp and the workers that meet it at `place`.
-__device__ inline void scan_meet(int barrier, int64_t place, int64_t blocks) {
-  const int warps = 1 + (place < blocks ? 1 : 0) + (place >= kScanBehind ? 1 : 0);
-  barrier_of(barrier, warps * kWarpSize);
+/// Always of three warps: the chain's, the worker that has a block ready and the one that has had one. Before
+/// the first blocks and after the last ones a worker without a block comes (scan_meet_before,
+/// scan_meet_behind).
+__device__ inline void scan_meet(int turn) { barrier_of(1 + turn, 3 * kWarpSize); }
+
+/// By a worker ahead of its first block: at the first places as the one that has had a block.
+__device__ inline void scan_meet_before(int worker, int workers, int64_t blocks) {
+  if (blocks > 0 && worker >= workers - kScanBehind) scan_meet(scan_turn(worker, kScanBehind, workers));
+}
+
+/// By a worker after its last block; `place` is where its next one would be. At the last places as the one
+/// that has a block ready.
+__device__ inline void scan_meet_behind(int worker, int64_t place, int64_t blocks) {
+  if (blocks > 0 && place < blocks + kScanBehind) scan_meet(worker);
 }
 
 template <typename T, int P, bool Channel>

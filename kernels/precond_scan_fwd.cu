@@ -7,8 +7,10 @@
 namespace osdn::kernels {
 namespace {
 
-constexpr int kForwardWarps = 12;
-constexpr int kForwardThreads = kForwardWarps * kWarpSize;
+// Of a block: the most there are, and where there are more chains than multiprocessors, so that two blocks
+// fit.
+constexpr int kForwardWarps = 16;
+constexpr int kForwardHalfWarps = 12;
 constexpr int kFloatBlocks = 64;        // of a worker, whose statistics' terms are summed in fp32
 constexpr float kFixedPointBox = 8.0f;  // largest d for which sums over unit keys are taken in fixed point
 
@@ -241,7 +243,7 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
 }
 
 template <typename T, int P, bool Channel>
-__global__ void __launch_bounds__(kForwardThreads, P < 8 ? 2 : 1)
+__global__ void __launch_bounds__((P < 8 ? 2 * kForwardHalfWarps : kForwardWarps) * kWarpSize)
     precond_scan_forward_kernel(const __grid_constant__ PrecondScanForwardArgs args, int workers) {
   using Slot = ForwardSlot<T, P, Channel>;
   Slot* slots = reinterpret_cast<Slot*>(dynamic_shared_bytes);
@@ -282,7 +284,8 @@ __global__ void __launch_bounds__(kForwardThreads, P < 8 ? 2 : 1)
   const int term = static_cast<int>(threadIdx.x);
   if (term >= kResidualTerms) return;
   double all = parts[0][term];
-  for (int part = 1; part < kForwardWarps; ++part) all = merge_residual_term(term, all, parts[part][term]);
+  for (int part = 1; part < static_cast<int>(blockDim.x) / kWarpSize; ++part)
+    all = merge_residual_term(term, all, parts[part][term]);
   args.statistics[static_cast<int64_t>(blockIdx.x) * kResidualTerms + term] = all;
 }
 
@@ -290,11 +293,13 @@ __global__ void __launch_bounds__(kForwardThreads, P < 8 ? 2 : 1)
 
 void launch(const PrecondScanForwardArgs& args, CUstream_st* stream) {
   if (args.in.num_sequences * args.in.num_value_heads == 0 || args.in.key_size == 0) return;
+  const bool one_each = args.in.num_sequences * args.in.num_value_heads <= multiprocessors();
   by_key(args.in, [&](auto type, auto channels, auto channel_retention) {
     using T = decltype(type);
     constexpr int P = decltype(channels)::value;
     constexpr bool kChannel = decltype(channel_retention)::value;
-    launch_scan<ForwardSlot<T, P, kChannel>>(precond_scan_forward_kernel<T, P, kChannel>, kForwardWarps, args,
+    launch_scan<ForwardSlot<T, P, kChannel>>(precond_scan_forward_kernel<T, P, kChannel>,
+                                             P == 8 || one_each ? kForwardWarps : kForwardHalfWarps, args,
                                              stream);
   });
 }

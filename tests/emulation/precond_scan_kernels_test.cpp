@@ -309,6 +309,15 @@ TEST_CASE("in a pack every document has the bits of its own run of the scan kern
   }
 }
 
+TEST_CASE("the scan kernels equal the recurrence where there are more chains than multiprocessors",
+          "[precond_scan_kernels]") {
+  Spec spec{.K = 16, .HV = 2, .retention = Retention::kHead};
+  spec.offsets = {0};
+  for (int64_t s = 0; s < 70; ++s) spec.offsets.push_back(spec.offsets.back() + s * 7 % 4);
+  spec.offsets.push_back(spec.offsets.back() + 90);
+  check(spec);
+}
+
 TEST_CASE("the scan kernels give the same bits on a device with less shared memory",
           "[precond_scan_kernels]") {
   const auto bits = [](const Results& of) {

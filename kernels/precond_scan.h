@@ -85,12 +85,13 @@ struct PrecondScanBackwardArgs {
   const PrecondScanToken* tokens = nullptr;  // [N, HV] as forward wrote it
   const float* block_d = nullptr;            // as forward wrote it
   PrecondScanRows d_write_key;               // [N, HV, K]; data null: zeros
-  const float* d_final = nullptr;            // [S, HV, K]; null: zeros
-  bool detach = false;                       // no gradient through d: only d_k is written
-  void* d_k = nullptr;                       // [N, HV, K] written: of k as given, by value head
-  float* d_beta = nullptr;                   // [N, HV] written
-  float* d_retention = nullptr;              // as retention, written when there is one
-  float* d_initial = nullptr;                // [S, HV, K] written: of every sequence's first d
+  PrecondScanRows d_read_key;      // [N, H, K] added to d_k by the first value head; data null: none
+  const float* d_final = nullptr;  // [S, HV, K]; null: zeros
+  bool detach = false;             // no gradient through d: only d_k is written
+  void* d_k = nullptr;             // [N, HV, K] written: of k as given, by value head
+  float* d_beta = nullptr;         // [N, HV] written
+  float* d_retention = nullptr;    // as retention, written when there is one
+  float* d_initial = nullptr;      // [S, HV, K] written: of every sequence's first d
 };
 
 /// The gradient of the d that all sequences begin with (eq. 12). Sequences without tokens, whose gradients

@@ -270,6 +270,21 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
     }
     square = warp_sum(square);
     if (lane == 0) slot.bound = {growth, sqrtf(kTokens * square) + kLostInSquares};
+    // The other gradient of the key, added to this one's: for the last tokens on its way while the chain
+    // walks.
+    const PrecondScanRows& other = args.d_read_key;
+    const bool adds =
+        other.data != nullptr && chain.head == chain.key_head * (in.num_value_heads / in.num_key_heads);
+    const T* others = static_cast<const T*>(other.data) + begin * other.token_stride +
+                      chain.key_head * other.head_stride + chain.channel;
+    Row<T, P> next_other[kScanGroup] = {};
+    const auto load_others = [&](int group) {
+      if (!adds) return;
+#pragma unroll
+      for (int i = 0; i < kScanGroup; ++i)
+        next_other[i] = load_row<T, P>(others + min(group + i, count - 1) * other.token_stride);
+    };
+    load_others(kTokens - kScanGroup);
     if (!args.detach) {
       scan_meet(worker);
       scan_meet(scan_turn(worker, kScanBehind, workers));
@@ -301,6 +316,10 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
     float through_retention = 0.0f;
 #pragma unroll 1
     for (int group = kTokens - kScanGroup; group >= 0; group -= kScanGroup) {
+      Row<T, P> added[kScanGroup];
+#pragma unroll
+      for (int i = 0; i < kScanGroup; ++i) added[i] = next_other[i];
+      if (group > 0) load_others(group - kScanGroup);
       float sums[kScanGroup];
 #pragma unroll
       for (int i = kScanGroup - 1; i >= 0; --i) {
@@ -310,6 +329,7 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
         float lambda[P];
         float k[P];
         float from[P];
+        float more[P];
         float r[Channel ? P : 1] = {slot.coefficients[token].y};
         get_row<P>(x, slot.x[token]);
         get_row<P>(through, slot.through[token]);
@@ -317,6 +337,7 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
         if constexpr (Channel) get_row<P>(r, slot.retention[token]);
         slot.key[token][lane].unpack(k);
         slot.upstream[token][lane].unpack(from);
+        added[i].unpack(more);
         const float4 scalars = slot.scalars[token];  // pull, step, constant along the key, rstd
         through_clip<P>(lambda, gradient, x);
         const float twice_step = 2.0f * scalars.y;
@@ -327,7 +348,7 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
         for (int c = 0; c < P; ++c) {
           gradient[c] = r[Channel ? c : 0] * lambda[c] + through[c] - scalars.x * fabsf(x[c]);  // eq. 11
           const float d_x = twice_step * lambda[c] - twice_pull * d[c] - scalars.z;             // eq. 9
-          d_key[c] = scalars.w * (k[c] * d_x + d[c] * from[c]);                                 // eq. 10
+          d_key[c] = scalars.w * (k[c] * d_x + d[c] * from[c]) + more[c];                       // eq. 10
           lambda[c] *= in.anchored ? d[c] - 1.0f : d[c];                                        // eq. 7
           sums[i] += lambda[c];
         }

@@ -96,7 +96,7 @@ at::Tensor DeltaMemory::forward(const Input& input, MixerCall& call) const {
     call.statistics = ops::plain_residual_stats(input.k, input.beta, l2_normalize_);
   }
   const ops::DeltaRuleArgs args{.q = input.q,
-                                .k = input.k,
+                                .k = preconditioner_ ? scan.read_key : input.k,
                                 .v = input.v,
                                 .beta = input.beta,
                                 .write_key = scan.write_key,

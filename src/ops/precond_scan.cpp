@@ -107,7 +107,7 @@ class PrecondScanFunction : public torch::autograd::Function<PrecondScanFunction
     saved.insert(saved.end(), result.kept.begin(), result.kept.end());
     ctx->save_for_backward(saved);
     ctx->saved_data["settings"] = at::IValue::make_capsule(settings);
-    torch::autograd::variable_list outputs = {result.write_key.to(k.scalar_type()), result.final_d};
+    torch::autograd::variable_list outputs = {result.write_key.to(k.scalar_type()), result.final_d, k};
     if (settings->collect_statistics) {
       outputs.push_back(result.statistics);
       ctx->mark_non_differentiable({result.statistics});
@@ -117,18 +117,27 @@ class PrecondScanFunction : public torch::autograd::Function<PrecondScanFunction
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list upstream) {
-    if (!upstream[0].defined() && !upstream[1].defined()) return torch::autograd::variable_list(7);
+    torch::autograd::variable_list result(7);
+    if (!upstream[0].defined() && !upstream[1].defined()) {
+      result[0] = upstream[2];
+      return result;
+    }
     const auto saved = ctx->get_saved_variables();
     const c10::intrusive_ptr<torch::CustomClassHolder> capsule = ctx->saved_data["settings"].toCapsule();
     const auto& settings = static_cast<const Settings&>(*capsule);
     const NormalizedProblem given = normalized(saved, settings);
-    const auto run = Problem::on_kernel_path(saved[0]) ? backward_kernel
-                     : saved[0].is_cpu()               ? backward_cpu
-                                                       : backward_aten;
-    const Gradients grads = run(given.problem, {saved.begin() + 5, saved.end()}, upstream[0], upstream[1]);
-    torch::autograd::variable_list result(7);
-    result[0] = given.rstd.defined() ? l2_norm_backward(grads.k, given.unit, given.rstd)
-                                     : grads.k.to(saved[0].scalar_type());
+    const std::vector<at::Tensor> kept = {saved.begin() + 5, saved.end()};
+    Gradients grads;
+    if (Problem::on_kernel_path(saved[0])) {
+      grads = backward_kernel(given.problem, kept, upstream[0], upstream[1], upstream[2]);
+      result[0] = grads.k;
+    } else {
+      const auto run = saved[0].is_cpu() ? backward_cpu : backward_aten;
+      grads = run(given.problem, kept, upstream[0], upstream[1]);
+      result[0] = given.rstd.defined() ? l2_norm_backward(grads.k, given.unit, given.rstd)
+                                       : grads.k.to(saved[0].scalar_type());
+      if (upstream[2].defined()) result[0] = result[0] + upstream[2];
+    }
     if (settings.options.detach) return result;
     result[1] = grads.beta;
     result[2] = grads.retention;
@@ -174,8 +183,9 @@ PrecondScanOutput precond_scan(const PrecondScanArgs& args) {
       args.k, args.beta, optional_input(args.retention), args.initial_scale.value,
       optional_input(args.carried), optional_input(anchor), settings);
   return {.write_key = outputs[0],
+          .read_key = outputs[2],
           .final_d = outputs[1],
-          .statistics = args.collect_statistics ? outputs[2] : at::Tensor()};
+          .statistics = args.collect_statistics ? outputs[3] : at::Tensor()};
 }
 
 }  // namespace osdn::ops

@@ -43,6 +43,8 @@ struct PrecondScanArgs {
 
 struct PrecondScanOutput {
   at::Tensor write_key;   // [N, HV, K] dtype of k: d_t o k_t
+  at::Tensor read_key;    // k itself, for the op that reads with it: its gradient is added in this op's
+                          // backward pass, which costs less than a pass of its own
   at::Tensor final_d;     // [S, HV, K] fp32, d after the last token; differentiable
   at::Tensor statistics;  // [kNumResidualTerms] float64, no gradient (ops/residual_stats.h); undefined unless
                           // collected

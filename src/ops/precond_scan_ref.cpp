@@ -70,6 +70,7 @@ PrecondScanOutput precond_scan_ref(const PrecondScanArgs& args) {
   const at::Tensor d = at::cat(used);  // [N, HV, K] in the scan's order
   PrecondScanOutput out;
   out.write_key = (d * key).index_select(0, table.scatter).to(args.k.scalar_type());
+  out.read_key = args.k;
   out.final_d = at::cat(ended).index_select(0, args.sequences->inverse_order());
   if (args.collect_statistics) {
     const at::NoGradGuard no_grad;

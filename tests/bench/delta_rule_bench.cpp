@@ -150,7 +150,9 @@ class Problem {
       ops::PrecondScanArgs scan{.k = args.k, .beta = args.beta, .sequences = args.sequences};
       scan.initial_scale.value =
           at::ones({args.v.size(1), args.k.size(2)}, args.beta.options().requires_grad(false));
-      args.write_key = (truth ? ops::precond_scan_ref(scan) : ops::precond_scan(scan)).write_key;
+      const ops::PrecondScanOutput keys = truth ? ops::precond_scan_ref(scan) : ops::precond_scan(scan);
+      args.write_key = keys.write_key;
+      args.k = keys.read_key;
     }
     return (truth ? ops::delta_rule_chunked(args) : ops::delta_rule(args)).o;
   }

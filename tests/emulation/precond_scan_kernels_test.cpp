@@ -265,6 +265,28 @@ TEST_CASE("the scan kernels equal the recurrence with every option", "[precond_s
   }
 }
 
+TEST_CASE("the reverse scan's kernel adds the gradient of the key handed on for reading, once a key head",
+          "[precond_scan_kernels]") {
+  for (const int K : {16, 64, 256})
+    for (const bool detach : {false, true}) {
+      CAPTURE(K, detach);
+      const Problem problem =
+          make_problem({.offsets = {0, 1, 1, 20}, .K = K, .H = 2, .HV = 4, .detach = detach});
+      const Run<__nv_bfloat16> run(problem);
+      const Results without = run.both_passes();
+      PrecondScanBackwardArgs args = run.backward_args();
+      args.d_read_key = args.in.k;  // any rows do
+      const Buffer<__nv_bfloat16> d_k(problem.d_written.size());
+      args.d_k = d_k.get();
+      launch_checked(args);
+      Numbers expected = without.d_k;
+      const auto row = static_cast<size_t>(K);
+      for (size_t i = 0; i < problem.k.size(); ++i)  // [N, H, K] to the first value head of [N, HV, K]
+        expected[i / row * 2 * row + i % row] += problem.k[i];
+      CHECK(relative_error(d_k.numbers(), expected) <= kHalf);
+    }
+}
+
 TEST_CASE("gradients of every size pass the reverse scan's kernel alike", "[precond_scan_kernels]") {
   for (const double upstream : {1e-20, 1e-18, 1e12}) {
     CAPTURE(upstream);

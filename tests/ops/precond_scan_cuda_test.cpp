@@ -57,6 +57,39 @@ TEST_CASE("the scan kernels equal float64 in value and every gradient in every m
           }
 }
 
+TEST_CASE("the scan kernels add the gradient of the key handed on for reading", "[precond_scan_cuda][cuda]") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const int64_t K = GENERATE(16, 64, 128, 256);
+  const bool detach = GENERATE(false, true);
+  for (const Retention retention : {Retention::kNone, Retention::kPerChannel}) {
+    Spec spec{
+        .offsets = {0, 0, 5, 5, 75, 76}, .H = 2, .HV = 4, .K = K, .retention = retention, .dtype = dtype};
+    spec.options.detach = detach;
+    CAPTURE(K, detach, static_cast<int>(retention));
+    const PrecondScanArgs args = make(spec);
+    const at::Tensor upstream = (0.2 * weights_like(args.k, 3)).to(dtype).to(at::kDouble);  // [N, H, K]
+    const at::Tensor truth =
+        run(dtype == at::kFloat ? precond_scan_ref : with_rounded_keys, to_double(args)).gradients.at("k") +
+        upstream;
+    const PrecondScanArgs there = to_device(args, kScanDevice);
+    // Strided, as a view of a wider tensor.
+    const at::Tensor wide = at::cat({upstream, upstream}, 1).to(dtype).to(kScanDevice);
+    const auto both = [&](const PrecondScanOutput& out, bool only_read) {
+      std::vector<at::Tensor> outputs = {out.read_key};
+      std::vector<at::Tensor> gradients = {wide.narrow(1, 0, 2)};
+      if (!only_read) {
+        outputs.push_back(loss(out));
+        gradients.emplace_back();
+      }
+      return torch::autograd::grad(outputs, {there.k}, gradients)[0];
+    };
+    const at::Tensor found = both(precond_scan(there), false);
+    test::check_close("dk", found, truth, dtype == at::kFloat ? 2e-5 : 1.5e-2);
+    CHECK(at::equal(found, both(precond_scan(there), false)));
+    CHECK(at::equal(both(precond_scan(there), true), wide.narrow(1, 0, 2)));
+  }
+}
+
 TEST_CASE("the scan kernels follow the clip where it is always, sometimes and never active",
           "[precond_scan_cuda][cuda]") {
   struct Box {

@@ -271,6 +271,23 @@ TEST_CASE("detached, only the key's direct factor has a gradient", "[precond_sca
     CHECK(result.gradients.at(name).abs().max().item<double>() == 0);
 }
 
+TEST_CASE("the key handed on for reading is the key, and its gradient is added to the key's",
+          "[precond_scan]") {
+  const bool detach = GENERATE(false, true);
+  Spec spec{.offsets = {0, 40, 40, 75}, .H = 2, .HV = 4, .K = 5, .retention = Retention::kPerHead};
+  spec.options.detach = detach;
+  const PrecondScanArgs args = make(spec);
+  const at::Tensor own = run(precond_scan, args).gradients.at("k");
+  const at::Tensor upstream = weights_like(args.k, 3);  // [N, H, K]
+  const auto gradient = [&](const at::Tensor& of) { return torch::autograd::grad({of}, {args.k})[0]; };
+  for (const auto& op : {precond_scan, precond_scan_ref}) {
+    const PrecondScanOutput out = op(args);
+    CHECK(out.read_key.data_ptr() == args.k.data_ptr());
+    check_close("dk", gradient(loss(out) + (out.read_key * upstream).sum()), own + upstream, 1e-12);
+    CHECK(at::equal(gradient((op(args).read_key * upstream).sum()), upstream));
+  }
+}
+
 TEST_CASE("the gradient of d0 is added to its sink, and is zero outside the box", "[precond_scan]") {
   PrecondScanArgs args = make({.offsets = {0, 40, 80, 80}, .H = 1, .HV = 2, .K = 4, .dtype = at::kFloat});
   args.initial_scale.value = at::linspace(0.5, 1.6, 8).view({2, 4}).set_requires_grad(true);

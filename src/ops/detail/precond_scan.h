@@ -52,10 +52,12 @@ Gradients backward_aten(const Problem& problem, const std::vector<at::Tensor>& k
 /// `x` [N, heads, K] as the kernels can read it (kernels/precond_scan.h), or a contiguous copy.
 at::Tensor readable_rows(const at::Tensor& x);
 
-/// By the CUDA kernels, normalisation included.
+/// By the CUDA kernels, normalisation included. `d_read_key` [N, H, K], added to the gradient of k, or
+/// undefined.
 Forward forward_kernel(const Problem& problem, bool keep, bool collect_statistics);
 Gradients backward_kernel(const Problem& problem, const std::vector<at::Tensor>& kept,
-                          const at::Tensor& d_write_key, const at::Tensor& d_final);
+                          const at::Tensor& d_write_key, const at::Tensor& d_final,
+                          const at::Tensor& d_read_key);
 
 /// (eq. 12) by a CUDA kernel: fp32 [S, HV, K] of the backward pass and [HV, K] on a GPU; [HV, K].
 at::Tensor initial_gradient_kernel(const at::Tensor& per_sequence, const at::Tensor& initial_scale,

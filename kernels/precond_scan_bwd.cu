@@ -379,7 +379,7 @@ __global__ void __launch_bounds__(kBackwardWarps<T>* kWarpSize, 1)
   const int worker = scan_worker();
   if (warp == 0) {
     if (!args.detach) BackwardChain<T, P, Channel>().run(args, chain, slots, workers);
-  } else if (worker >= 0 && worker < workers) {
+  } else if (worker < workers) {
     backward_worker<T, P, Channel>(args, chain, slots[worker], worker, workers);
   }
 }
@@ -392,8 +392,9 @@ void launch(const PrecondScanBackwardArgs& args, CUstream_st* stream) {
     using T = decltype(type);
     constexpr int P = decltype(channels)::value;
     constexpr bool kChannel = decltype(channel_retention)::value;
-    launch_scan<BackwardSlot<T, P, kChannel>>(precond_scan_backward_kernel<T, P, kChannel>, kBackwardWarps<T>,
-                                              args, stream);
+    constexpr int kWarps = kBackwardWarps<T>;
+    launch_scan<BackwardSlot<T, P, kChannel>>(precond_scan_backward_kernel<T, P, kChannel>, kWarps,
+                                              scan_workers_apart(kWarps), args, stream);
   });
 }
 

@@ -276,7 +276,7 @@ __global__ void __launch_bounds__((P < 8 ? 2 * kForwardHalfWarps : kForwardWarps
       if (fixed) forward_chain<true, T, P, Channel>(args, chain, slots, workers, scale);
     }
     if (!fixed) forward_chain<false, T, P, Channel>(args, chain, slots, workers, scale);
-  } else if (worker >= 0 && worker < workers) {
+  } else if (worker < workers) {
     forward_worker<T, P, Channel>(args, chain, slots[worker], worker, workers, scale, parts[warp]);
   }
   if (args.statistics == nullptr) return;
@@ -298,9 +298,10 @@ void launch(const PrecondScanForwardArgs& args, CUstream_st* stream) {
     using T = decltype(type);
     constexpr int P = decltype(channels)::value;
     constexpr bool kChannel = decltype(channel_retention)::value;
-    launch_scan<ForwardSlot<T, P, kChannel>>(precond_scan_forward_kernel<T, P, kChannel>,
-                                             P == 8 || one_each ? kForwardWarps : kForwardHalfWarps, args,
-                                             stream);
+    const bool alone = P == 8 || one_each;  // on its multiprocessor
+    const int warps = alone ? kForwardWarps : kForwardHalfWarps;
+    launch_scan<ForwardSlot<T, P, kChannel>>(precond_scan_forward_kernel<T, P, kChannel>, warps,
+                                             alone ? scan_workers_apart(warps) : warps - 1, args, stream);
   });
 }
 

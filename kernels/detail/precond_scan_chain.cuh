@@ -12,10 +12,12 @@
 
 namespace osdn::kernels {
 
-// Warp 0 walks along the chain; the workers prepare blocks of tokens for it and finish them. The scheduler
-// that warp 0 is on has no other warp to issue: every fourth warp idles.
+// Warp 0 walks along the chain; the workers prepare blocks of tokens for it and finish them. Where the chain
+// is what takes the time, the scheduler that warp 0 is on has no other warp to issue: every fourth warp
+// idles.
 constexpr int kScanSchedulers = 4;
-constexpr int scan_workers(int warps) { return warps - warps / kScanSchedulers; }
+constexpr int scan_workers_apart(int warps) { return warps - warps / kScanSchedulers; }
+constexpr int kScanMostWorkers = 15;      // a barrier for each
 constexpr float kUnitEpsilon = 1e-6f;     // inside the root of the key's norm
 constexpr float kKeyNormEpsilon = 1e-5f;  // added to the denominator
 constexpr unsigned kFullWarp = 0xffffffffu;
@@ -27,10 +29,12 @@ constexpr int kScanChainGroup = 8;
 __device__ inline int scan_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 __device__ inline int scan_warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
 
-/// The worker that this warp is; -1: none.
+/// The worker that this warp, not 0, is; those on the scheduler of warp 0 come last.
 __device__ inline int scan_worker() {
   const int warp = scan_warp();
-  return warp % kScanSchedulers == 0 ? -1 : scan_workers(warp) - 1;
+  const int warps = static_cast<int>(blockDim.x) / kWarpSize;
+  const int row = warp / kScanSchedulers;
+  return warp % kScanSchedulers == 0 ? scan_workers_apart(warps) + row - 1 : warp - row - 1;
 }
 
 /// Where three warps meet, once a block of tokens: place p lies before block p of the chain's walk. There the
@@ -288,15 +292,15 @@ void by_key(const PrecondScanInputs& in, const Call& call) {
     by_size(float{});
 }
 
-/// Launches `kernel(args, workers)`, a block a chain, with as many workers as the shared memory of the device
-/// has slots for.
+/// Launches `kernel(args, workers)`, a block a chain, with up to `most` workers, as many as the shared memory
+/// of the device has slots for.
 template <typename Slot, typename Args>
-void launch_scan(void (*kernel)(Args, int), int warps, const Args& args, CUstream_st* stream) {
+void launch_scan(void (*kernel)(Args, int), int warps, int most, const Args& args, CUstream_st* stream) {
   static_assert((kScanBehind + 1) * sizeof(Slot) <= 99 * 1024,
                 "a worker for every block that one meeting is about");
   const int64_t chains = args.in.num_sequences * args.in.num_value_heads;
   int workers = shared_memory_limit() / static_cast<int>(sizeof(Slot));
-  workers = workers < scan_workers(warps) ? workers : scan_workers(warps);
+  workers = workers < most ? workers : most;
   launch_kernel(kernel, static_cast<unsigned>(chains), warps * kWarpSize,
                 workers * static_cast<int>(sizeof(Slot)), args, workers, stream);
 }

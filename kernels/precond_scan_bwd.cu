@@ -393,8 +393,9 @@ void launch(const PrecondScanBackwardArgs& args, CUstream_st* stream) {
     constexpr int P = decltype(channels)::value;
     constexpr bool kChannel = decltype(channel_retention)::value;
     constexpr int kWarps = kBackwardWarps<T>;
+    static_assert(kWarps - 1 <= kScanMostWorkers);
     launch_scan<BackwardSlot<T, P, kChannel>>(precond_scan_backward_kernel<T, P, kChannel>, kWarps,
-                                              scan_workers_apart(kWarps), args, stream);
+                                              kWarps - 1, args, stream);
   });
 }
 

@@ -1,6 +1,7 @@
 // Forward preconditioner scan (docs/ops/precond_scan.md eq. 1-5), one launch. A block of threads per chain:
 // the chain's warp does only what the next token waits for, the workers all the rest. Any architecture from
 // 8.0 on.
+#include "kernels/common/count.cuh"
 #include "kernels/detail/precond_scan_chain.cuh"
 #include "kernels/detail/residual_terms.cuh"
 
@@ -117,7 +118,7 @@ __device__ void write_block(const PrecondScanInputs& in, const ForwardSlot<T, P,
         terms.scale_sum += d[i];
         terms.scale_min = fminf(terms.scale_min, d[i]);
         terms.scale_max = fmaxf(terms.scale_max, d[i]);
-        terms.scale_at_box += d[i] == in.box_min || d[i] == in.box_max ? 1 : 0;
+        count_either(terms.scale_at_box, d[i], in.box_min, in.box_max);
         if constexpr (Channel) terms.retention_sum += now.retention[i];
       }
     }

@@ -349,8 +349,13 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
           gradient[c] = r[Channel ? c : 0] * lambda[c] + through[c] - scalars.x * fabsf(x[c]);  // eq. 11
           const float d_x = twice_step * lambda[c] - twice_pull * d[c] - scalars.z;             // eq. 9
           d_key[c] = scalars.w * (k[c] * d_x + d[c] * from[c]) + more[c];                       // eq. 10
-          lambda[c] *= in.anchored ? d[c] - 1.0f : d[c];                                        // eq. 7
-          sums[i] += lambda[c];
+        }
+        if (P == 8 || in.retention != nullptr) {  // with 8 channels a branch costs spills
+#pragma unroll
+          for (int c = 0; c < P; ++c) {
+            lambda[c] *= in.anchored ? d[c] - 1.0f : d[c];  // eq. 7
+            sums[i] += lambda[c];
+          }
         }
         const bool store = chain.active && token < count;
         store_row<T, P>(target + token * row_stride, d_key, store);

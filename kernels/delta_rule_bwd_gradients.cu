@@ -36,17 +36,23 @@ struct GradientMemory {
   }
 };
 
-/// Of rows g and g+8 in accumulators of Blocks * 8 channels, the products with rows of a matrix whose channel
-/// pairs `read(half, n)` gives; the same in the four lanes of a row.
-template <int Blocks, typename Read>
-__device__ float2 row_dots(const float (&d)[Blocks][4], const Read& read) {
+/// Of rows first_row + g and g+8 in accumulators of Blocks * 8 channels from first_column on, the products
+/// with the same rows of a tile; alike in the four lanes of a row. The lane is read anew: with the addresses
+/// of other readers of the tile in registers too there would be too many.
+template <int KP, int Blocks>
+__device__ float2 row_dots(const float (&d)[Blocks][4], const RowTile<KP>& tile, int first_row,
+                           int first_column) {
+  const int lane = copying_thread() % 32;
   float dots[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (int n = 0; n < Blocks; ++n) {
+  for (int pair = 0; pair < Blocks / 2; ++pair) {
+    uint32_t rows[4];
+    load_a_of_rows(rows, tile, first_row, first_column + pair * 16, lane);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 x = unpack_bf16(read(half, n));
-      dots[half] += x.x * d[n][2 * half] + x.y * d[n][2 * half + 1];
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack_bf16(rows[i]);
+      const float(&of)[4] = d[pair * 2 + (i >> 1)];
+      dots[i & 1] += x.x * of[2 * (i & 1)] + x.y * of[2 * (i & 1) + 1];
     }
   }
 #pragma unroll
@@ -57,14 +63,14 @@ __device__ float2 row_dots(const float (&d)[Blocks][4], const Read& read) {
   return make_float2(dots[0], dots[1]);
 }
 
-/// Through the normalisation y = x rstd: d_x = rstd (d_y - y <y, d_y>), for rows g and g+8 in accumulators,
-/// whose x lie in `tile`. Written to the tile's place in bf16.
+/// Through the normalisation y = x rstd: d_x = rstd (d_y - y <y, d_y>), for rows g and g+8 of rstd d_y in
+/// accumulators, whose x lie in `tile`. Written to the tile's place in bf16.
 template <int KP>
 __device__ void through_norm(const float (&d)[KP / 8][4], const RowTile<KP>& tile, const float2& rstd,
-                             bool normalize, int row, int lane) {
-  const float2 dots = row_dots(d, [&](int half, int n) {
-    return read_shared_bits(tile.piece(row + half * 8, n * 8) + (lane & 3) * 4);
-  });
+                             bool normalize, int first_row) {
+  const int lane = copying_thread() % 32;
+  const int row = first_row + (lane >> 2);
+  const float2 dots = row_dots(d, tile, first_row, 0);
   const float along[2] = {normalize ? rstd.x * rstd.x * dots.x : 0.0f,
                           normalize ? rstd.y * rstd.y * dots.y : 0.0f};
 #pragma unroll
@@ -73,9 +79,8 @@ __device__ void through_norm(const float (&d)[KP / 8][4], const RowTile<KP>& til
     for (int half = 0; half < 2; ++half) {
       const uint32_t address = tile.piece(row + half * 8, n * 8) + (lane & 3) * 4;
       const float2 x = unpack_bf16(read_shared_bits(address));
-      const float factor = half == 0 ? rstd.x : rstd.y;
-      write_shared_bits(address, pack_bf16(factor * (d[n][2 * half] - x.x * along[half]),
-                                           factor * (d[n][2 * half + 1] - x.y * along[half])));
+      write_shared_bits(
+          address, pack_bf16(d[n][2 * half] - x.x * along[half], d[n][2 * half + 1] - x.y * along[half]));
     }
   }
 }
@@ -158,7 +163,7 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
   const ChunkPlace place = place_of(shape, blockIdx.x / shape.num_value_heads, head);
   if (!place.exists) return;
-  const int64_t slot = place.slot(shape);
+  const int64_t slot = blockIdx.x;  // of the chunk and head
   // The same in all lanes as far as the compiler can see: warps branch as a whole.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -179,8 +184,9 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   const RowTile<KP> q{base + Memory::kUpstream};
   const RowTile<KP> k{base + Memory::kSolved};
   const RowTile<KP> w{own_write_key ? base + Memory::kState : k.base};
-  const BlockTile<kChunk> weights[2] = {{base + Memory::kWeights},
-                                        {base + Memory::kWeights + kSquareBytes}};  // dP, dM
+  const BlockTile<kChunk> query_weights{base + Memory::kWeights};               // dP
+  const BlockTile<kChunk> key_weights{base + Memory::kWeights + kSquareBytes};  // dM
+  const BlockTile<kChunk> own_weights{base + Memory::kWeights + (of_query ? 0 : kSquareBytes)};
   const uint32_t q_rstd = base + Memory::kVectors;
   const uint32_t k_rstd = q_rstd + kVectorBytes;
   const uint32_t beta = k_rstd + kVectorBytes;
@@ -190,20 +196,21 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     return make_float2(read_shared(vector + row * 4), read_shared(vector + (row + 8) * 4));
   };
 
-  const int64_t value_matrix = slot * value_tiles;  // of [VT, ...] matrices
+  // Of a tile's [VT, ...] matrix; no memory holds more of them than 32 bits count.
+  const auto value_matrix = [&](int tile) { return static_cast<int64_t>(blockIdx.x * value_tiles + tile); };
   const auto copy_scan_tiles = [&](int tile) {
     const GradientRows<VT> scan = scan_tile(tile);
     copy_rows_async<kGradientThreads>(scan.upstream, rows_at(args.d_o, place.token, head) + tile * VT,
                                       args.d_o.token_stride, place.rows, shape.value_size - tile * VT);
     copy_flat_async<kGradientThreads, Memory::kValueBytes>(scan.solved.base,
-                                                           args.solved + (value_matrix + tile) * VT * kChunk);
+                                                           args.solved + value_matrix(tile) * VT * kChunk);
   };
   const auto copy_error = [&](int tile, uint32_t target) {
     copy_flat_async<kGradientThreads, Memory::kValueBytes>(target,
-                                                           args.error + (value_matrix + tile) * VT * kChunk);
+                                                           args.error + value_matrix(tile) * VT * kChunk);
   };
   const auto copy_state = [&](const __nv_bfloat16* states, int tile) {
-    copy_flat_async<kGradientThreads, KP * VT * 2>(state.base, states + (value_matrix + tile) * VT * KP);
+    StateProduct<KP, VT>::copy_share(state, states + value_matrix(tile) * VT * KP, warp);
   };
   const auto arrived = [] {
     copy_async_commit();
@@ -221,7 +228,6 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     copy_flat_async<kGradientThreads, kVectorBytes>(sums, args.prepared.gates + slot * (3 * kChunk));
 
   // Products of dO and F with E give the weights (eq. 8) and, on the diagonal, the gradient of beta.
-  uint32_t fragments[kChunk / 16][4];  // of the weights, times the factors of the write key
   {
     float products[kChunk / 8][4] = {};
     // With all of dO and F, all of E: its other tiles where the states will lie.
@@ -240,8 +246,8 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
         if (value_tiles == 1) copy_state(args.states, 0);
         if (kGated && tile == 0) {
           // The forward's products of the same pairs lie where the weights will.
-          copy_triangle(weights[0], args.prepared.pairs + slot * kDeltaRuleTriangle);
-          copy_triangle(weights[1], args.prepared.key_pairs + slot * kDeltaRuleTriangle);
+          copy_triangle(query_weights, args.prepared.pairs + slot * kDeltaRuleTriangle);
+          copy_triangle(key_weights, args.prepared.key_pairs + slot * kDeltaRuleTriangle);
         }
         arrived();
       }
@@ -266,7 +272,7 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     PairSums pair_sums;
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
-      const uint32_t target = weights[of_query ? 0 : 1].piece(row, n * 8) + (lane & 3) * 4;
+      const uint32_t target = own_weights.piece(row, n * 8) + (lane & 3) * 4;
       constexpr uint32_t kEightRows = 8 * 16 * (kChunk / 8);
       if (n / 2 <= (warp & 3)) {
         const bool diagonal = n / 2 == (warp & 3);
@@ -293,7 +299,7 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
           if constexpr (kGated) {
             float2 of_pair = unpack_bf16(read_shared_bits(target + half * kEightRows));
             if (of_query)
-              of_pair = make_float2(of_pair.x * factor * writing.x, of_pair.y * factor * writing.y);
+              of_pair = make_float2(of_pair.x * (factor * writing.x), of_pair.y * (factor * writing.y));
             // A token with itself is no decay's.
             pair_sums.add(n, half, on_diagonal[0] ? 0.0f : pair[0] * of_pair.x,
                           on_diagonal[1] ? 0.0f : pair[1] * of_pair.y);
@@ -302,14 +308,12 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
             pair[0] *= __expf(fminf(row_sum - column_sums.x, 0.0f));
             pair[1] *= __expf(fminf(row_sum - column_sums.y, 0.0f));
           }
-          write_shared_bits(target + half * kEightRows, pack_bf16(pair[0] * factor, pair[1] * factor));
-          fragments[n / 2][(n & 1) * 2 + half] = pack_bf16(pair[0] * writing.x, pair[1] * writing.y);
+          write_shared_bits(target + half * kEightRows,
+                            pack_bf16(pair[0] * (factor * writing.x), pair[1] * (factor * writing.y)));
         }
       } else {
         write_shared_bits(target, 0u);
         write_shared_bits(target + kEightRows, 0u);
-        fragments[n / 2][(n & 1) * 2] = 0u;
-        fragments[n / 2][(n & 1) * 2 + 1] = 0u;
       }
     }
     if (!of_query && (diagonal_column == 0 || diagonal_column == 1)) {
@@ -322,7 +326,7 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
 
   // What reads the state: dQ = scale dO S^T, dK = -beta F S^T; with it dV = beta F.
   float d_rows[KP / 8][4] = {};
-  float of_states = 0.0f;  // this thread's share of the state's product with its gradient
+  float of_states = 0.0f;  // this lane's share of the sum of the state's products with its gradient
   for (int tile = 0; tile < value_tiles; ++tile) {
     if (value_tiles > 1) {
       if (!resident || tile > 0) {
@@ -336,76 +340,48 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     Products::begin(d_rows);
     Products::template add_times_state<KP, VT>(d_rows, scan, state, warp, lane);
     Products::end();
-    if (!of_query) store_d_v<VT>(args, scan.solved, row_pair(beta), place, first_row, tile * VT, lane);
-    if constexpr (kGated) {
-      // Read again when the state has made room for it, then from the cache.
-      constexpr int kRounds = VT * KP / 8 / kGradientThreads;
-      constexpr int kBatch = KP > 128 ? 8 : 4;  // loads under way at a time
-      const auto* after = reinterpret_cast<const uint4*>(args.d_states + (value_matrix + tile) * VT * KP);
-#pragma unroll
-      for (int round = 0; round < kRounds; round += kBatch) {
-        uint4 pieces[kBatch];
-#pragma unroll
-        for (int i = 0; i < kBatch && round + i < kRounds; ++i)
-          pieces[i] = after[(round + i) * kGradientThreads + threadIdx.x];
-#pragma unroll
-        for (int i = 0; i < kBatch && round + i < kRounds; ++i)
-          of_states += dot_of_pieces(
-              pieces[i], read_shared_piece(state.base + ((round + i) * kGradientThreads + threadIdx.x) * 16));
-      }
-    }
+    // The lane read anew, so that addresses are not kept around the loop.
+    if (!of_query)
+      store_d_v<VT>(args, scan.solved, row_pair(beta), place, first_row, tile * VT, copying_thread() % 32);
+    if (kGated && tile + 1 < value_tiles)
+      of_states += StateProduct<KP, VT>::sum(state, args.d_states + value_matrix(tile) * VT * KP, warp, lane);
     Products::template wait<0>(d_rows);
-  }
-  {
-    const float2 betas = row_pair(beta);
-    float2 weight = of_query ? make_float2(args.in.scale, args.in.scale) : make_float2(-betas.x, -betas.y);
-    if constexpr (kGated) {
-      const float2 row_sums = row_pair(sums);
-      weight = make_float2(weight.x * __expf(row_sums.x), weight.y * __expf(row_sums.y));
-    }
-    scale_rows(d_rows, weight);
   }
   __syncthreads();  // dO, F and the state are done with
   copy_rows_async<kGradientThreads>(q, rows_at(args.in.q, place.token, place.key_head),
                                     args.in.q.token_stride, place.rows, shape.key_size);
   copy_rows_async<kGradientThreads>(k, rows_at(args.in.k, place.token, place.key_head),
                                     args.in.k.token_stride, place.rows, shape.key_size);
-  if (own_write_key)
-    copy_rows_async<kGradientThreads>(w, rows_at(args.in.write_key, place.token, head),
-                                      args.in.write_key.token_stride, place.rows, shape.key_size);
-  else
-    copy_state(args.d_states, 0);
-  if (value_tiles > 1) copy_error(0, error.base);
-  if constexpr (kGated) decay_rows.add_pairs();
+  StateProduct<KP, VT> last_state;
+  if constexpr (kGated) {
+    decay_rows.add_pairs();
+    decay_rows.keep(place);
+    last_state.hold(state, warp);
+  }
+  copy_state(args.d_states, value_tiles - 1);
+  if (resident && value_tiles > 1) copy_error(value_tiles - 1, error.base);
   arrived();
   const RowTile<KP> own = of_query ? q : k;
-  if constexpr (kGated) {
+  if constexpr (kGated) of_states += last_state.sum(state, warp, lane);
+
+  {
+    const float2 betas = row_pair(beta);
     const float2 factors = row_pair(of_query ? q_rstd : k_rstd);
-    const float2 dots = row_dots(d_rows, [&](int half, int n) {
-      return read_shared_bits(own.piece(row + half * 8, n * 8) + (lane & 3) * 4);
-    });
-    if ((lane & 3) == 0) {
-      const int which = DecayRows::kReading + (of_query ? 0 : 1);
-      write_shared(decay_rows.at(which, row), dots.x * factors.x);
-      write_shared(decay_rows.at(which, row + 8), dots.y * factors.y);
+    float2 weight = of_query ? make_float2(args.in.scale * factors.x, args.in.scale * factors.y)
+                             : make_float2(-betas.x * factors.x, -betas.y * factors.y);
+    if constexpr (kGated) {
+      const float2 row_sums = row_pair(sums);
+      weight = make_float2(weight.x * __expf(row_sums.x), weight.y * __expf(row_sums.y));
     }
-  }
-  Products::begin(d_rows);
-  Products::template add_weighted<KP>(d_rows, fragments, w, warp, lane);
-  Products::end();
-  Products::template wait<0>(d_rows);
-  if (own_write_key) {
-    __syncthreads();  // w is done with, its place is the state's
-    copy_state(args.d_states, 0);
-    arrived();
+    scale_rows(d_rows, weight);
   }
 
   // The gradient of the write key, rows of tokens again, half of the channels a warp: beta E times the
   // gradient of the state, and the weights' columns times q and k.
   const int first_column = (warp >> 2) * (KP / 2);
   float d_write[KP / 16][4] = {};
-  for (int tile = 0; tile < value_tiles; ++tile) {
-    if (tile > 0) {
+  for (int tile = value_tiles - 1; tile >= 0; --tile) {
+    if (tile < value_tiles - 1) {
       __syncthreads();
       copy_error(tile, error.base);
       copy_state(args.d_states, tile);
@@ -414,10 +390,29 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     Products::begin(d_write);
     Products::template add_error_times_state<KP, VT>(d_write, error, state, first_column, warp, lane);
     Products::end();
+    if (kGated && tile == 0) {
+      const float2 dots = row_dots(d_rows, own, first_row, 0);
+      if ((lane & 3) == 0) {
+        const int which = DecayRows::kReading + (of_query ? 0 : 1);
+        write_shared(decay_rows.at(which, row), dots.x);
+        write_shared(decay_rows.at(which, row + 8), dots.y);
+      }
+    }
     Products::template wait<0>(d_write);
+  }
+  if (own_write_key) {
+    const ChunkPlace last_place = kGated ? decay_rows.kept(place) : place;
+    __syncthreads();  // the gradient of the state is done with, its place is w's
+    copy_rows_async<kGradientThreads>(w, rows_at(args.in.write_key, last_place.token, last_place.head),
+                                      args.in.write_key.token_stride, last_place.rows, shape.key_size);
+    arrived();
   }
   {
     float2 written = row_pair(beta);
+    if (!own_write_key) {
+      const float2 factor = row_pair(k_rstd);
+      written = make_float2(written.x * factor.x, written.y * factor.y);
+    }
     if constexpr (kGated) {
       const float last = read_shared(sums + (kChunk - 1) * 4);
       const float2 row_sums = row_pair(sums);
@@ -428,78 +423,82 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   if constexpr (kGated) {
     // What every token wrote for the end of the chunk, half of the channels a warp, and what the chunk leaves
     // of the state.
-    const __nv_bfloat16* written = rows_at(args.in.write_key, place.token, head);
-    const float2 dots = row_dots(d_write, [&](int half, int n) {
-      const int at = row + half * 8;
-      const int column = first_column + n * 8;
-      if (!own_write_key) return read_shared_bits(k.piece(at, column) + (lane & 3) * 4);
-      if (at >= place.rows || column >= shape.key_size) return 0u;
-      return *reinterpret_cast<const uint32_t*>(written + at * args.in.write_key.token_stride + column +
-                                                (lane & 3) * 2);
-    });
-    const float2 factor = own_write_key ? make_float2(1.0f, 1.0f) : row_pair(k_rstd);
+    const float2 dots = row_dots(d_write, w, first_row, first_column);
     if ((lane & 3) == 0) {
       const int which = DecayRows::kWriting + (warp >> 2);
-      write_shared(decay_rows.at(which, row), dots.x * factor.x);
-      write_shared(decay_rows.at(which, row + 8), dots.y * factor.y);
+      write_shared(decay_rows.at(which, row), dots.x);
+      write_shared(decay_rows.at(which, row + 8), dots.y);
     }
     of_states = warp_sum(of_states);
     if (lane == 0) write_shared(decay_rows.at(DecayRows::kStates, warp), of_states);
   }
   Products::begin(d_write);
-  Products::template add_weighted_transposed<KP>(d_write, weights[0], q, first_column, warp, lane);
-  Products::template add_weighted_transposed<KP>(d_write, weights[1], k, first_column, warp, lane);
+  Products::template add_weighted_transposed<KP>(d_write, query_weights, q, first_column, warp, lane);
+  Products::template add_weighted_transposed<KP>(d_write, key_weights, k, first_column, warp, lane);
   Products::end();
   Products::template wait<0>(d_write);
-  __syncthreads();  // q and k as operands, and the gradient of the state, are done with
-  if (kGated && warp == 0) {
-    const float2 out = decay_rows.gradient(__expf(read_shared(sums + (kChunk - 1) * 4)), lane);
-    float* to = args.d_log_decay + (place.token + 2 * lane) * shape.num_value_heads + head;
-    if (2 * lane < place.rows) to[0] = out.x;
-    if (2 * lane + 1 < place.rows) to[shape.num_value_heads] = out.y;
-  }
 
+  // It leaves by way of shared memory: in bf16 beside w, or in fp32 to the warps that hold dK.
+  const RowTile<KP> d_write_rows{base + Memory::kState + Memory::kKeyBytes};
+  // A pitch of KP + 8 floats would not fit, so rows are rotated against conflicts.
+  const auto staged = [&](int at, int column) {
+    return base + Memory::kState + (at * KP + ((column + at * 8) & (KP - 1))) * 4;
+  };
+  const int pair = copying_thread() % 4 * 2;  // this lane's first column of a block
   if (own_write_key) {
-    const RowTile<KP> staged{base + Memory::kState};
 #pragma unroll
     for (int n = 0; n < KP / 16; ++n) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        write_shared_bits(staged.piece(row + half * 8, first_column + n * 8) + (lane & 3) * 4,
+        write_shared_bits(d_write_rows.piece(row + half * 8, first_column + n * 8) + pair * 2,
                           pack_bf16(d_write[n][2 * half], d_write[n][2 * half + 1]));
     }
-    __syncthreads();
-    if (of_query)
-      store_rows(args.d_write_key, staged, first_row, place, shape.num_value_heads, shape.key_size, lane);
   } else {
-    // To the warps that hold dK, in fp32: pitch KP + 8 floats would not fit, so rows are rotated against
-    // conflicts.
-    const auto staged = [&](int at, int column) {
-      return base + Memory::kState + (at * KP + ((column + at * 8) & (KP - 1))) * 4;
-    };
+    __syncthreads();  // the gradient of the state is done with
 #pragma unroll
     for (int n = 0; n < KP / 16; ++n) {
-      const int column = first_column + n * 8 + (lane & 3) * 2;
+      const int column = first_column + n * 8 + pair;
       write_shared_2(staged(row, column), d_write[n][0], d_write[n][1]);
       write_shared_2(staged(row + 8, column), d_write[n][2], d_write[n][3]);
     }
-    __syncthreads();
-    if (!of_query) {
+  }
+  {
+    uint32_t fragments[kChunk / 16][4];
 #pragma unroll
-      for (int n = 0; n < KP / 8; ++n) {
-        const int column = n * 8 + (lane & 3) * 2;
-        const float2 low = read_shared_2(staged(row, column));
-        const float2 high = read_shared_2(staged(row + 8, column));
-        d_rows[n][0] += low.x;
-        d_rows[n][1] += low.y;
-        d_rows[n][2] += high.x;
-        d_rows[n][3] += high.y;
-      }
+    for (int block = 0; block < kChunk / 16; ++block)
+      load_a_of_rows(fragments[block], own_weights, first_row, block * 16, lane);
+    Products::begin(d_rows);
+    Products::template add_weighted<KP>(d_rows, fragments, w, warp, lane);
+    Products::end();
+    Products::template wait<0>(d_rows);
+  }
+  __syncthreads();  // q and k as operands are done with
+  const ChunkPlace last_place = kGated ? decay_rows.kept(place) : place;
+  if (kGated && warp == 0) {
+    const float2 out = decay_rows.gradient(__expf(read_shared(sums + (kChunk - 1) * 4)), lane);
+    float* to = args.d_log_decay + (last_place.token + 2 * lane) * shape.num_value_heads + last_place.head;
+    if (2 * lane < last_place.rows) to[0] = out.x;
+    if (2 * lane + 1 < last_place.rows) to[shape.num_value_heads] = out.y;
+  }
+  if (own_write_key) {
+    if (of_query)
+      store_rows(args.d_write_key, d_write_rows, first_row, last_place, shape.num_value_heads, shape.key_size,
+                 lane);
+  } else if (!of_query) {
+#pragma unroll
+    for (int n = 0; n < KP / 8; ++n) {
+      const int column = n * 8 + (lane & 3) * 2;
+      const float2 low = read_shared_2(staged(row, column));
+      const float2 high = read_shared_2(staged(row + 8, column));
+      d_rows[n][0] += low.x;
+      d_rows[n][1] += low.y;
+      d_rows[n][2] += high.x;
+      d_rows[n][3] += high.y;
     }
   }
-  through_norm<KP>(d_rows, own, row_pair(of_query ? q_rstd : k_rstd), args.normalize, row, lane);
-  store_rows(of_query ? args.d_q : args.d_k, own, first_row, place, shape.num_value_heads, shape.key_size,
-             lane);
+  through_norm<KP>(d_rows, own, row_pair(of_query ? q_rstd : k_rstd), args.normalize, first_row);
+  store_rows(of_query ? args.d_q : args.d_k, own, first_row, last_place, shape.num_value_heads,
+             shape.key_size, lane);
 }
 
 template <int KP, int VT, bool kGated, class Products>

@@ -68,15 +68,97 @@ __device__ inline float sum_from(float value, int lane) {
   return value;
 }
 
-/// Of two neighbouring bf16 pairs each, the sum of the products.
-__device__ inline float dot_of_pieces(const uint4& x, const uint4& y) {
-  const auto pair = [](uint32_t left, uint32_t right) {
-    const float2 a = unpack_bf16(left);
-    const float2 b = unpack_bf16(right);
-    return a.x * b.x + a.y * b.y;
+/// The sum of the products of a state [VT, KP] and its gradient by eight warps, each with as many of their
+/// 16x16 blocks: from the diagonals of the blocks' products, state times transposed gradient.
+template <int KP, int VT>
+class StateProduct {
+ public:
+  /// Takes the warp's share of the state into registers, so that `copy_share` may bring its gradient's there.
+  __device__ void hold(const BlockTile<KP>& state, int warp) {
+    const uint32_t first = first_of_rows(state, warp);
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) load_blocks(state_[i], first + i * 256);
+    __syncwarp();
+  }
+
+  /// Queues the copy of the warp's share of a state from global memory.
+  __device__ static void copy_share(const BlockTile<KP>& target, const __nv_bfloat16* source, int warp) {
+    constexpr int kBytes = KP / kWarps * 16;  // of eight rows
+    const int lane = copying_thread() % 32;
+    const uint32_t offset = (row(warp) * KP + column(warp) * 8) * 2 + lane * 16;
+    const char* from = reinterpret_cast<const char*>(source) + offset;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int at = 0; at < kBytes; at += 512)
+        copy_async_16(target.base + offset + half * KP * 16 + at, from + half * KP * 16 + at, true);
+  }
+
+  /// This lane's share of the sum of what is held and a gradient in shared memory.
+  __device__ float sum(const BlockTile<KP>& gradient, int warp, int lane) const {
+    const uint32_t first = first_of_columns(gradient, warp);
+    Diagonals sums;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      uint32_t block[4];
+      load_blocks(block, first + i * 256);
+      sums.add(state_[i], block);
+    }
+    return sums.of_lane(lane);
+  }
+  /// The same of a state in shared memory and a gradient in global memory.
+  __device__ static float sum(const BlockTile<KP>& state, const __nv_bfloat16* gradient, int warp, int lane) {
+    const uint32_t first = first_of_rows(state, warp);
+    const auto* blocks =
+        reinterpret_cast<const uint32_t*>(gradient) + (row(warp) * KP + column(warp) * 8) / 2 + lane;
+    Diagonals sums;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      uint32_t of_state[4];
+      uint32_t of_gradient[4];
+#pragma unroll
+      for (int part = 0; part < 4; ++part)
+        of_gradient[part] = blocks[(part >> 1) * KP * 4 + (2 * i + (part & 1)) * 32];
+      load_blocks(of_state, first + i * 256);
+      sums.add(of_state, of_gradient);
+    }
+    return sums.of_lane(lane);
+  }
+
+ private:
+  static constexpr int kBlocks = (VT / 16) * (KP / 16) / 8;  // of a warp, side by side
+  static constexpr int kWarps = 8 / (VT / 16);               // that share 16 rows
+
+  struct Diagonals {
+    float low[4] = {};   // in its upper half rows 0-7 with themselves
+    float high[4] = {};  // in its lower half rows 8-15
+
+    /// An A fragment of the state, B fragments of the transposed gradient.
+    __device__ void add(const uint32_t (&state)[4], const uint32_t (&gradient)[4]) {
+      mma_bf16(low, state, gradient[0], gradient[1]);
+      mma_bf16(high, state, gradient[2], gradient[3]);
+    }
+    __device__ float of_lane(int lane) const {
+      const int column = (lane >> 2) - (lane & 3) * 2;  // of row g's own product among the lane's two
+      return column == 0 ? low[0] + high[2] : column == 1 ? low[1] + high[3] : 0.0f;
+    }
   };
-  return pair(x.x, y.x) + pair(x.y, y.y) + pair(x.z, y.z) + pair(x.w, y.w);
-}
+
+  __device__ static int row(int warp) { return warp / kWarps * 16; }
+  __device__ static int column(int warp) { return warp % kWarps * (KP / kWarps); }
+  /// What this lane tells `load_blocks` for the first A fragment of the warp's share, for its first B
+  /// fragments. The lane is read anew, so that addresses do not stay in registers.
+  __device__ static uint32_t first_of_rows(const BlockTile<KP>& tile, int warp) {
+    const int lane = copying_thread() % 32;
+    return tile.piece(row(warp) + ((lane >> 3) & 1) * 8 + (lane & 7), column(warp) + (lane >> 4) * 8);
+  }
+  __device__ static uint32_t first_of_columns(const BlockTile<KP>& tile, int warp) {
+    const int lane = copying_thread() % 32;
+    return tile.piece(row(warp) + (lane >> 4) * 8 + (lane & 7), column(warp) + ((lane >> 3) & 1) * 8);
+  }
+
+  uint32_t state_[kBlocks][4];
+};
 
 /// What the passes over a chunk leave in shared memory for the gradient of its log-decays: rows of 64 floats.
 struct DecayRows {
@@ -89,6 +171,7 @@ struct DecayRows {
   static constexpr int kWriting = 2;  // and 3: of w with that part of dW, by half of the channels
   static constexpr int kPairs = 4;
   static constexpr int kStates = 5;  // [8] by warp: of the state before the chunk and the gradient after it
+  static constexpr int kPlace = 6;   // what `keep` keeps
 
   __device__ uint32_t at(int which, int token) const { return base + which * kVectorBytes + token * 4; }
 
@@ -99,6 +182,25 @@ struct DecayRows {
     float sum = 0.0f;
     for (int warp = 0; warp < kRows; ++warp) sum += read_shared(at(warp, token));
     write_shared(at(kPairs, token), sum);
+  }
+
+  /// Keeps what the end of the pass asks of the chunk's place: in registers it would be in the way of the
+  /// products. By the block's first thread, once the pairs are added up; `kept` after the next barrier.
+  __device__ void keep(const ChunkPlace& place) const {
+    __syncwarp();
+    if (threadIdx.x != 0) return;
+    write_shared_bits(at(kPlace, 0), static_cast<uint32_t>(place.token));
+    write_shared_bits(at(kPlace, 1), static_cast<uint32_t>(place.token >> 32));
+    write_shared_bits(at(kPlace, 2), static_cast<uint32_t>(place.rows));
+    write_shared_bits(at(kPlace, 3), static_cast<uint32_t>(place.head));
+  }
+  __device__ ChunkPlace kept(const ChunkPlace& like) const {
+    const uint4 read = read_shared_piece(at(kPlace, 0));
+    ChunkPlace place = like;
+    place.token = static_cast<int64_t>(static_cast<uint64_t>(read.y) << 32 | read.x);
+    place.rows = static_cast<int>(read.z);
+    place.head = static_cast<int>(read.w);
+    return place;
   }
 
   /// Eq. 10 for tokens 2 lane and 2 lane + 1, by one warp. `whole`: what the chunk leaves of the state.

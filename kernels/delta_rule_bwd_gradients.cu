@@ -161,8 +161,8 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
   using Memory = GradientMemory<KP, VT>;
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
-  const ChunkPlace place = place_of(shape, blockIdx.x / shape.num_value_heads, head);
-  if (!place.exists) return;
+  const int64_t chunk = blockIdx.x / shape.num_value_heads;
+  if (chunk >= shape.chunk_offsets[shape.num_sequences]) return;
   const int64_t slot = blockIdx.x;  // of the chunk and head
   // The same in all lanes as far as the compiler can see: warps branch as a whole.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
@@ -198,11 +198,8 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
 
   // Of a tile's [VT, ...] matrix; no memory holds more of them than 32 bits count.
   const auto value_matrix = [&](int tile) { return static_cast<int64_t>(blockIdx.x * value_tiles + tile); };
-  const auto copy_scan_tiles = [&](int tile) {
-    const GradientRows<VT> scan = scan_tile(tile);
-    copy_rows_async<kGradientThreads>(scan.upstream, rows_at(args.d_o, place.token, head) + tile * VT,
-                                      args.d_o.token_stride, place.rows, shape.value_size - tile * VT);
-    copy_flat_async<kGradientThreads, Memory::kValueBytes>(scan.solved.base,
+  const auto copy_solved = [&](int tile) {
+    copy_flat_async<kGradientThreads, Memory::kValueBytes>(scan_tile(tile).solved.base,
                                                            args.solved + value_matrix(tile) * VT * kChunk);
   };
   const auto copy_error = [&](int tile, uint32_t target) {
@@ -219,13 +216,27 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     __syncthreads();
   };
 
+  // What lies by chunk and head is on its way before it is known where the chunk's tokens lie.
+  copy_solved(0);
+  copy_error(0, error.base);
+  if (value_tiles == 1) copy_state(args.states, 0);
+  if constexpr (kGated) {
+    // The forward's products of the same pairs lie where the weights will.
+    copy_triangle(query_weights, args.prepared.pairs + slot * kDeltaRuleTriangle);
+    copy_triangle(key_weights, args.prepared.key_pairs + slot * kDeltaRuleTriangle);
+    copy_flat_async<kGradientThreads, kVectorBytes>(sums, args.prepared.gates + slot * (3 * kChunk));
+  }
+  const ChunkPlace place = place_of(shape, chunk, head);
+  const auto copy_upstream = [&](int tile) {
+    copy_rows_async<kGradientThreads>(scan_tile(tile).upstream,
+                                      rows_at(args.d_o, place.token, head) + tile * VT, args.d_o.token_stride,
+                                      place.rows, shape.value_size - tile * VT);
+  };
   const int64_t key_row = place.token * shape.num_key_heads + place.key_head;
   copy_vector_async(q_rstd, args.prepared.q_rstd + key_row, shape.num_key_heads, place.rows, 0);
   copy_vector_async(k_rstd, args.prepared.k_rstd + key_row, shape.num_key_heads, place.rows, 64);
   copy_vector_async(beta, args.in.beta + place.token * shape.num_value_heads + head, shape.num_value_heads,
                     place.rows, 128);
-  if constexpr (kGated)
-    copy_flat_async<kGradientThreads, kVectorBytes>(sums, args.prepared.gates + slot * (3 * kChunk));
 
   // Products of dO and F with E give the weights (eq. 8) and, on the diagonal, the gradient of beta.
   {
@@ -240,14 +251,10 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
       if (tile == 0 || !resident) {
         if (tile > 0) __syncthreads();
         for (int part = tile; part < (resident ? value_tiles : tile + 1); ++part) {
-          copy_scan_tiles(part);
+          copy_upstream(part);
+          if (part == 0) continue;
+          copy_solved(part);
           copy_error(part, error_tile(part).base);
-        }
-        if (value_tiles == 1) copy_state(args.states, 0);
-        if (kGated && tile == 0) {
-          // The forward's products of the same pairs lie where the weights will.
-          copy_triangle(query_weights, args.prepared.pairs + slot * kDeltaRuleTriangle);
-          copy_triangle(key_weights, args.prepared.key_pairs + slot * kDeltaRuleTriangle);
         }
         arrived();
       }
@@ -305,8 +312,8 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
                           on_diagonal[1] ? 0.0f : pair[1] * of_pair.y);
             const float row_sum = half == 0 ? row_sums.x : row_sums.y;
             // Beyond the diagonal, where the pair is zero, the decay is not to be infinite.
-            pair[0] *= __expf(fminf(row_sum - column_sums.x, 0.0f));
-            pair[1] *= __expf(fminf(row_sum - column_sums.y, 0.0f));
+            pair[0] *= exp2_approx(fminf(row_sum - column_sums.x, 0.0f) * kLog2E);
+            pair[1] *= exp2_approx(fminf(row_sum - column_sums.y, 0.0f) * kLog2E);
           }
           write_shared_bits(target + half * kEightRows,
                             pack_bf16(pair[0] * (factor * writing.x), pair[1] * (factor * writing.y)));
@@ -331,7 +338,10 @@ __device__ void token_gradients(const DeltaRuleBackwardGradientsArgs& args, uint
     if (value_tiles > 1) {
       if (!resident || tile > 0) {
         __syncthreads();
-        if (!resident) copy_scan_tiles(tile);
+        if (!resident) {
+          copy_upstream(tile);
+          copy_solved(tile);
+        }
         copy_state(args.states, tile);
       }
       arrived();

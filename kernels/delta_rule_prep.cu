@@ -4,13 +4,14 @@
 #include "kernels/detail/delta_rule_chunk.cuh"
 #include "kernels/detail/delta_rule_inverse.cuh"
 #include "kernels/detail/delta_rule_launch.h"
+#include "kernels/detail/delta_rule_products.cuh"
 
 namespace osdn::kernels {
 namespace {
 
 constexpr float kNormEpsilon = 1e-6f;         // inside the root
 constexpr float kSmallestLogDecay = -100.0f;  // its factor is 0 in fp32
-constexpr int kPrepareVectors = 4;            // beta, k_rstd, maxima, G
+constexpr int kPrepareVectors = 4;            // beta, the write key's factors, maxima, G
 
 template <int KP>
 constexpr int tile_bytes() {
@@ -27,7 +28,7 @@ constexpr int prepare_bytes(bool own_write_key) {
 /// The warp's 16 rows of a tile against the rows of the write key up to the warp's last, and 1 / norm of rows
 /// g and g+8, the same in the four lanes of a row: from the diagonal of the rows' product with themselves,
 /// whose B fragments are the A fragments' own registers. products[n]: columns 8n .. 8n+7.
-template <int KP>
+template <int KP, class Products>
 __device__ float2 multiply_rows(float (&products)[kChunk / 8][4], const RowTile<KP>& rows,
                                 const RowTile<KP>& w, bool normalize, int warp, int lane) {
   float low[4] = {};   // rows 0-7 with themselves, in its upper half
@@ -36,18 +37,34 @@ __device__ float2 multiply_rows(float (&products)[kChunk / 8][4], const RowTile<
   for (int n = 0; n < kChunk / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) products[n][i] = 0.0f;
-#pragma unroll 2
-  for (int k = 0; k < KP / 16; ++k) {
-    uint32_t a[4];
-    load_a_of_rows(a, rows, warp * 16, k * 16, lane);
+  const auto add_squares = [&](const uint32_t(&a)[4]) {
     mma_bf16(low, a, a[0], a[2]);
     mma_bf16(high, a, a[1], a[3]);
+  };
+  if constexpr (Products::kWarpgroup) {
+    // So many channels at a time, and the lane read anew: fragments of all, or addresses kept from one call
+    // to the next, would not fit the registers.
+    constexpr int kPanel = 64;
 #pragma unroll
-    for (int pair = 0; pair < kChunk / 16; ++pair) {
-      uint32_t b[4];
-      load_b_of_rows(b, w, pair * 16, k * 16, lane);
-      mma_bf16(products[2 * pair], a, b[0], b[1]);
-      mma_bf16(products[2 * pair + 1], a, b[2], b[3]);
+    for (int first = 0; first < KP; first += kPanel) {
+      uint32_t a[kPanel / 16][4];
+#pragma unroll
+      for (int k = 0; k < kPanel / 16; ++k)
+        load_a_of_rows(a[k], rows, warp * 16, first + k * 16, copying_thread() % 32);
+      Products::begin(products);
+      Products::template add_times_rows<kPanel>(products, a, RowTile<kPanel>{w.piece(0, first)}, lane);
+      Products::end();
+#pragma unroll
+      for (int k = 0; k < kPanel / 16; ++k) add_squares(a[k]);
+      Products::template wait<0>(products);
+    }
+  } else {
+#pragma unroll 2
+    for (int k = 0; k < KP / 16; ++k) {
+      uint32_t a[4];
+      load_a_of_rows(a, rows, warp * 16, k * 16, lane);
+      add_squares(a);
+      Products::template add_block_times_rows<KP>(products, a, w, k, lane);
     }
   }
   // Row g's own product is in lane 4g + g/2, by the parity of g.
@@ -91,40 +108,57 @@ __device__ void sum_log_decays(const DeltaRulePrepareArgs& args, const ChunkPlac
   gates[kChunk] = make_float2(__expf(last - first), __expf(last - sum));
 }
 
-/// Of the lower triangle in accumulators of rows 16 warp + g and + 8: calls `visit(n, i, low, high)` for the
-/// pairs of columns 8n + 2t, + 1 of row half i, with numbers beyond the diagonal (and on it, if `kStrict`)
-/// set to zero, up to the warp's last block of 16 columns.
+/// Of the lower triangle in accumulators of rows 16 warp + g and + 8: calls `visit(n, upper, lower)` for the
+/// pairs of columns 8n + 2t, + 1 of both rows, with numbers beyond the diagonal (and on it, if `kStrict`) set
+/// to zero, up to the warp's last block of 16 columns.
 template <bool kStrict, typename Visit>
 __device__ void for_each_lower(const float (&x)[kChunk / 8][4], int warp, int lane, const Visit& visit) {
   const int distance = (lane >> 2) - (lane & 3) * 2;  // of the row from the first column, within a block of 8
   const bool first = kStrict ? distance > 0 : distance >= 0;
   const bool second = kStrict ? distance > 1 : distance >= 1;
+  const auto on_diagonal = [&](float low, float high) {
+    return make_float2(first ? low : 0.0f, second ? high : 0.0f);
+  };
+  constexpr float2 kNone = {0.0f, 0.0f};
 #pragma unroll
   for (int pair = 0; pair < kChunk / 16; ++pair) {
-    const int n = 2 * pair;
+    const float(&left)[4] = x[2 * pair];
+    const float(&right)[4] = x[2 * pair + 1];
     if (pair < warp) {
-      visit(n, 0, x[n][0], x[n][1]);
-      visit(n, 1, x[n][2], x[n][3]);
-      visit(n + 1, 0, x[n + 1][0], x[n + 1][1]);
-      visit(n + 1, 1, x[n + 1][2], x[n + 1][3]);
+      visit(2 * pair, make_float2(left[0], left[1]), make_float2(left[2], left[3]));
+      visit(2 * pair + 1, make_float2(right[0], right[1]), make_float2(right[2], right[3]));
     } else if (pair == warp) {
-      visit(n, 0, first ? x[n][0] : 0.0f, second ? x[n][1] : 0.0f);
-      visit(n, 1, x[n][2], x[n][3]);
-      visit(n + 1, 0, 0.0f, 0.0f);
-      visit(n + 1, 1, first ? x[n + 1][2] : 0.0f, second ? x[n + 1][3] : 0.0f);
+      visit(2 * pair, on_diagonal(left[0], left[1]), make_float2(left[2], left[3]));
+      visit(2 * pair + 1, kNone, on_diagonal(right[2], right[3]));
     }
   }
 }
 
-/// Where the pair (n, i) of `for_each_lower` lies in a TriangleTile in global memory; `target` is its start.
-__device__ inline uint32_t* triangle_pair(__nv_bfloat16* target, int warp, int lane, int n, int i) {
-  return reinterpret_cast<uint32_t*>(target) + TriangleTile::block(warp, 0) * 128 + lane + (n >> 1) * 128 +
-         (n & 1) * 32 + i * 64;
-}
+/// The warp's rows of a triangle in global memory (TriangleTile), as this lane writes them.
+class TriangleRows {
+ public:
+  __device__ TriangleRows(__nv_bfloat16* triangle, int warp, int lane)
+      : rows_(reinterpret_cast<uint32_t*>(triangle) + TriangleTile::block(warp, 0) * 128 + lane) {}
 
-template <int KP, bool kGated>
-__global__ void __launch_bounds__(kPrepareThreads, KP > 128 ? 2 : 6)
-    delta_rule_prepare_kernel(const __grid_constant__ DeltaRulePrepareArgs args) {
+  /// The pairs that `for_each_lower` visits together.
+  __device__ void write(int n, const float2& upper, const float2& lower) const {
+    uint32_t* to = rows_ + (n >> 1) * 128 + (n & 1) * 32;
+    to[0] = pack_bf16(upper.x, upper.y);
+    to[64] = pack_bf16(lower.x, lower.y);
+  }
+
+ private:
+  uint32_t* rows_;
+};
+
+/// By component.
+__device__ inline float2 product(const float2& x, const float2& y) {
+  return make_float2(x.x * y.x, x.y * y.y);
+}
+__device__ inline float2 product(const float2& x, float y) { return make_float2(x.x * y, x.y * y); }
+
+template <int KP, bool kGated, class Products>
+__device__ void prepare_chunk(const DeltaRulePrepareArgs& args, uint32_t base) {
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
   // Asked of the lists, not of the place: kept until there, its parts do not all fit the registers.
@@ -136,13 +170,12 @@ __global__ void __launch_bounds__(kPrepareThreads, KP > 128 ? 2 : 6)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool own_write_key = args.in.write_key.data != nullptr;
 
-  const uint32_t base = dynamic_shared();
   const RowTile<KP> q{base};
   const RowTile<KP> k{base + tile_bytes<KP>()};
   const RowTile<KP> w{own_write_key ? base + 2 * tile_bytes<KP>() : k.base};
   const uint32_t vectors = base + prepare_bytes<KP>(own_write_key) - kPrepareVectors * kVectorBytes;
   const uint32_t beta = vectors;
-  const uint32_t k_rstd = vectors + kVectorBytes;
+  const uint32_t writing = vectors + kVectorBytes;     // factors of the write key as it lies in its tile
   const uint32_t maxima = vectors + 2 * kVectorBytes;  // [4] by warp
   const uint32_t sums = vectors + 3 * kVectorBytes;    // G
 
@@ -158,29 +191,37 @@ __global__ void __launch_bounds__(kPrepareThreads, KP > 128 ? 2 : 6)
   copy_async_commit();
   if (kGated && warp == 0) sum_log_decays(args, place, slot, sums, lane);
   copy_async_wait<0>();
+  Products::publish_shared();
   __syncthreads();
 
   const int row = warp * 16 + lane / 4;  // and row + 8
-  float2 row_sums = make_float2(0.0f, 0.0f);
-  if constexpr (kGated) row_sums = make_float2(read_shared(sums + row * 4), read_shared(sums + row * 4 + 32));
-  // exp(G_r - G_s) of a pair of columns s; beyond the diagonal 1, not the infinity that it might be.
-  const auto pair_weights = [&](int n, int i) {
-    if constexpr (!kGated) return make_float2(1.0f, 1.0f);
-    const float2 columns = column_pair(sums, n, lane);
-    const float own = i == 0 ? row_sums.x : row_sums.y;
+  // G of both rows, read where it is used: kept through the products it would not fit the registers.
+  const auto sums_of_rows = [&] {
+    return kGated ? make_float2(read_shared(sums + row * 4), read_shared(sums + row * 4 + 32))
+                  : make_float2(0.0f, 0.0f);
+  };
+  // exp(G_r - G_s) of a row and a pair of columns s; beyond the diagonal 1, not the infinity that it might
+  // be.
+  const auto weights = [](float own, const float2& columns) {
     return make_float2(exp2_approx(fminf(own - columns.x, 0.0f)), exp2_approx(fminf(own - columns.y, 0.0f)));
   };
   float products[kChunk / 8][4];
-  const float2 q_norms = multiply_rows(products, q, w, args.normalize, warp, lane);
-  for_each_lower<false>(products, warp, lane, [&](int n, int i, float low, float high) {
-    const float2 weight = pair_weights(n, i);
-    *triangle_pair(args.out.pairs + slot * kDeltaRuleTriangle, warp, lane, n, i) =
-        pack_bf16(low * weight.x, high * weight.y);
+  const float2 q_norms = multiply_rows<KP, Products>(products, q, w, args.normalize, warp, lane);
+  float2 row_sums = sums_of_rows();
+  const TriangleRows pairs(args.out.pairs + slot * kDeltaRuleTriangle, warp, lane);
+  for_each_lower<false>(products, warp, lane, [&](int n, const float2& upper, const float2& lower) {
+    if constexpr (kGated) {
+      const float2 columns = column_pair(sums, n, lane);
+      pairs.write(n, product(upper, weights(row_sums.x, columns)),
+                  product(lower, weights(row_sums.y, columns)));
+    } else {
+      pairs.write(n, upper, lower);
+    }
   });
-  const float2 k_norms = multiply_rows(products, k, w, args.normalize, warp, lane);
+  const float2 k_norms = multiply_rows<KP, Products>(products, k, w, args.normalize, warp, lane);
   if ((lane & 3) == 0) {
-    write_shared(k_rstd + row * 4, k_norms.x);
-    write_shared(k_rstd + (row + 8) * 4, k_norms.y);
+    write_shared(writing + row * 4, own_write_key ? 1.0f : k_norms.x);
+    write_shared(writing + (row + 8) * 4, own_write_key ? 1.0f : k_norms.y);
     if (head % (shape.num_value_heads / shape.num_key_heads) == 0) {
       for (int half = 0; half < 2; ++half) {
         if (row + half * 8 >= place.rows) break;
@@ -190,27 +231,24 @@ __global__ void __launch_bounds__(kPrepareThreads, KP > 128 ? 2 : 6)
       }
     }
   }
-  __syncthreads();  // the tiles are done with; k_rstd is there
+  __syncthreads();  // the tiles are done with; the write key's factors are there
 
   const System system{base};
   const uint32_t own_pairs = system.address(row, (lane & 3) * 2);
-  for_each_lower<true>(products, warp, lane, [&](int n, int i, float low, float high) {
-    const float reading = i == 0 ? k_norms.x : k_norms.y;
-    float2 factor = make_float2(reading, reading);
-    if (!own_write_key) {
-      const float2 writing = column_pair(k_rstd, n, lane);
-      factor = make_float2(factor.x * writing.x, factor.y * writing.y);
-    }
+  row_sums = sums_of_rows();
+  const TriangleRows key_pairs(args.out.key_pairs + slot * kDeltaRuleTriangle, warp, lane);
+  for_each_lower<true>(products, warp, lane, [&](int n, float2 upper, float2 lower) {
+    const float2 factor = column_pair(writing, n, lane);
+    upper = product(product(upper, factor), k_norms.x);
+    lower = product(product(lower, factor), k_norms.y);
     if constexpr (kGated) {
-      const float2 weight = pair_weights(n, i);
-      factor = make_float2(factor.x * weight.x, factor.y * weight.y);
+      const float2 columns = column_pair(sums, n, lane);
+      upper = product(upper, weights(row_sums.x, columns));
+      lower = product(lower, weights(row_sums.y, columns));
+      key_pairs.write(n, upper, lower);
     }
-    const float left = low * factor.x;
-    const float right = high * factor.y;
-    write_shared_2(own_pairs + (n * 8 + i * 8 * System::kPitch) * 4, left, right);
-    if constexpr (kGated)
-      *triangle_pair(args.out.key_pairs + slot * kDeltaRuleTriangle, warp, lane, n, i) =
-          pack_bf16(left, right);
+    write_shared_2(own_pairs + n * 32, upper.x, upper.y);
+    write_shared_2(own_pairs + n * 32 + 8 * System::kPitch * 4, lower.x, lower.y);
   });
   if ((warp & 1) == 0) {
     // Right of the diagonal blocks, where `merge` reads the first half of 32 rows.
@@ -225,18 +263,31 @@ __global__ void __launch_bounds__(kPrepareThreads, KP > 128 ? 2 : 6)
   store_inverse(system, args.out, slot, maxima);
 }
 
+template <int KP, bool kGated, class Products>
+__global__ void __launch_bounds__(kPrepareThreads, KP > 128 ? 2 : 6)
+    delta_rule_prepare_kernel(const __grid_constant__ DeltaRulePrepareArgs args) {
+  if constexpr (Products::kAvailable) prepare_chunk<KP, kGated, Products>(args, dynamic_shared());
+}
+
+template <int KP, bool kGated>
+void launch_prepare(const DeltaRulePrepareArgs& args, CUstream_st* stream) {
+  auto* kernel = delta_rule_prepare_kernel<KP, kGated, WarpProducts>;
+  if constexpr (KP <= kDeltaRuleNarrowKeySize)
+    if (has_warpgroups() && !args.in.portable)
+      kernel = delta_rule_prepare_kernel<KP, kGated, WarpgroupProducts>;
+  const int64_t blocks = args.in.shape.num_chunks * args.in.shape.num_value_heads;
+  launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), kPrepareThreads,
+                prepare_bytes<KP>(args.in.write_key.data != nullptr), args, stream);
+}
+
 }  // namespace
 
 void launch(const DeltaRulePrepareArgs& args, CUstream_st* stream) {
-  const DeltaRuleShape& shape = args.in.shape;
-  const int64_t blocks = shape.num_chunks * shape.num_value_heads;
-  if (blocks == 0) return;
-  by_any_key_size(shape, [&](auto padded) {
+  if (args.in.shape.num_chunks * args.in.shape.num_value_heads == 0) return;
+  by_any_key_size(args.in.shape, [&](auto padded) {
     constexpr int KP = decltype(padded)::value;
-    launch_kernel(args.in.log_decay == nullptr ? delta_rule_prepare_kernel<KP, false>
-                                               : delta_rule_prepare_kernel<KP, true>,
-                  dim3(static_cast<unsigned>(blocks)), kPrepareThreads,
-                  prepare_bytes<KP>(args.in.write_key.data != nullptr), args, stream);
+    args.in.log_decay != nullptr ? launch_prepare<KP, true>(args, stream)
+                                 : launch_prepare<KP, false>(args, stream);
   });
 }
 

@@ -17,33 +17,38 @@ struct System {
   uint32_t base;
 
   __device__ uint32_t address(int row, int column) const { return base + (row * kPitch + column) * 4; }
-  __device__ float at(int row, int column) const { return read_shared(address(row, column)); }
+  /// Bytes from one number to that so many rows and columns on.
+  static constexpr int distance(int rows, int columns) { return (rows * kPitch + columns) * 4; }
 };
 
 /// The diagonal block of rows `first` .. `first` + 15 by one warp, by forward substitution: y_r = M_rc -
 /// sum_{c < s < r} M_rs beta_s y_s. Two lanes a column: lane l and l + 16 take every other four of the s.
 __device__ inline void solve_diagonal(const System& system, uint32_t beta, int first, int lane) {
   const int half = lane >> 4;
-  const int column = first + (lane & 15);
+  const uint32_t left = system.address(first, first + half * 4);
+  const uint32_t own = system.address(first, first + (lane & 15));
   float scaled[8] = {};  // beta_s y_s of this lane's s: four of every eight
+  const float4 betas[2] = {read_shared_4(beta + (first + half * 4) * 4),
+                           read_shared_4(beta + (first + 8 + half * 4) * 4)};
 #pragma unroll
   for (int row = 0; row < 16; ++row) {
     float sum = 0.0f;
 #pragma unroll
     for (int eight = 0; eight * 8 < row; ++eight) {
       // Right of the diagonal M is zero.
-      const float4 m = read_shared_4(system.address(first + row, first + eight * 8 + half * 4));
+      const float4 m = read_shared_4(left + System::distance(row, eight * 8));
       sum = fmaf(m.x, scaled[eight * 4], sum);
       sum = fmaf(m.y, scaled[eight * 4 + 1], sum);
       sum = fmaf(m.z, scaled[eight * 4 + 2], sum);
       sum = fmaf(m.w, scaled[eight * 4 + 3], sum);
     }
     sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-    const float value = system.at(first + row, column) - sum;
-    if (((row >> 2) & 1) == half)
-      scaled[(row >> 3) * 4 + (row & 3)] = read_shared(beta + (first + row) * 4) * value;
+    const float value = read_shared(own + System::distance(row, 0)) - sum;
+    const float4& four = betas[row >> 3];
+    const float factor = (row & 3) == 0 ? four.x : (row & 3) == 1 ? four.y : (row & 3) == 2 ? four.z : four.w;
+    if (((row >> 2) & 1) == half) scaled[(row >> 3) * 4 + (row & 3)] = factor * value;
     __syncwarp();  // all lanes have read the row
-    if (half == 0) write_shared(system.address(first + row, column), value);
+    if (half == 0) write_shared(own + System::distance(row, 0), value);
   }
 }
 
@@ -57,26 +62,30 @@ __device__ void merge(const System& system, uint32_t beta, int first, int tile, 
   const int column = first + tile * 8;
   // out -= (block of rows `below` and columns `from`) * (beta times rows `from`, this warp's columns)
   const auto subtract_product = [&](float(&out)[Size / 16][4], int from) {
+    const uint32_t left = system.address(below + g, from + t);
+    const uint32_t right = system.address(from + t, column + g);
+    const uint32_t factors = beta + (from + t) * 4;
 #pragma unroll
     for (int k = 0; k < Size; k += 8) {
-      const float b0 = -read_shared(beta + (from + k + t) * 4) * system.at(from + k + t, column + g);
-      const float b1 = -read_shared(beta + (from + k + t + 4) * 4) * system.at(from + k + t + 4, column + g);
+      const float b0 = -read_shared(factors + k * 4) * read_shared(right + System::distance(k, 0));
+      const float b1 = -read_shared(factors + (k + 4) * 4) * read_shared(right + System::distance(k + 4, 0));
 #pragma unroll
-      for (int m = 0; m < Size / 16; ++m) {
-        const int row = below + m * 16 + g;
-        const float a[4] = {system.at(row, from + k + t), system.at(row + 8, from + k + t),
-                            system.at(row, from + k + t + 4), system.at(row + 8, from + k + t + 4)};
-        mma_fp32(out[m], a, b0, b1);
+      for (int m = 0; m < Size; m += 16) {
+        const float a[4] = {read_shared(left + System::distance(m, k)),
+                            read_shared(left + System::distance(m + 8, k)),
+                            read_shared(left + System::distance(m, k + 4)),
+                            read_shared(left + System::distance(m + 8, k + 4))};
+        mma_fp32(out[m / 16], a, b0, b1);
       }
     }
   };
+  const uint32_t own_pairs = system.address(below + g, column + 2 * t);
   const auto for_each_pair = [&](float(&x)[Size / 16][4], const auto& visit) {
 #pragma unroll
     for (int m = 0; m < Size / 16; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        visit(x[m][2 * half], x[m][2 * half + 1],
-              system.address(below + m * 16 + half * 8 + g, column + 2 * t));
+        visit(x[m][2 * half], x[m][2 * half + 1], own_pairs + System::distance(m * 16 + half * 8, 0));
   };
   float x[Size / 16][4];
   for_each_pair(x, [](float& low, float& high, uint32_t address) {

@@ -2,6 +2,7 @@
 // (docs/ops/delta_rule.md eq. 8-10, "Decay by channel"), one block of eight warps a (chunk, value head). A
 // warp owns 16 tokens and half of the key channels of dQ, dK and dW at once. Tiles take turns in 99 KB of
 // shared memory, so that two blocks fit on a multiprocessor and one computes while the other loads.
+// What there is no room for yet is on its way to the L2 cache meanwhile.
 //
 // Rows of q and k and columns of the write key carry decays to an anchor of their 16 tokens. The products of
 // sub-blocks are summed from the far ones to the near ones, the sum decayed from anchor to anchor between
@@ -17,8 +18,8 @@
 
 namespace osdn::kernels {
 
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::weigh_pairs() const {
+template <int KP, int VT, bool kAnchored, class Products>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products>::weigh_pairs() const {
   const bool of_query = half == 0;
   const int64_t first = place.token * shape.num_value_heads + place.head;
   copy_vector_async(beta(), args.in.beta + first, shape.num_value_heads, place.rows, 0);
@@ -29,51 +30,51 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::weigh_pairs() const {
     if (tile > 0) __syncthreads();
     copy_scan_tiles(tile);
     copy_error(tile);
+    copy_async_commit();
     if (value_tiles() == 1) copy_state(state(), args.states, 0);
-    arrived();
-#pragma unroll 2
-    for (int block = 0; block < VT / 16; ++block) {
-      uint32_t a[4];
-      if (of_query)
-        load_a_of_rows(a, upstream(), first_row, block * 16, lane);
-      else
-        load_a_of_columns(a, solved(), first_row, block * 16, lane);
-#pragma unroll
-      for (int pair = 0; pair < kChunk / 16; ++pair) {
-        if (pair > sub_block) break;
-        uint32_t b[4];
-        load_b_of_columns(b, error(), pair * 16, block * 16, lane);
-        mma_bf16(products[2 * pair], a, b[0], b[1]);
-        mma_bf16(products[2 * pair + 1], a, b[2], b[3]);
-      }
-    }
+    copy_async_commit();
+    if (tile == 0) prefetch();
+    arrived_but_last();
+    Products::begin(products);
+    // The same in all lanes as far as the compiler can see: warps branch as a whole.
+    const int whole_warp = __shfl_sync(0xffffffffu, warp, 0);
+    Products::template add_times_error<VT>(products, scan_rows(), error(), whole_warp, lane);
+    Products::end();
+    Products::template wait<0>(products);
   }
-  const float row_weights[2] = {of_query ? args.in.scale : -row_value(beta(), 0),
-                                of_query ? args.in.scale : -row_value(beta(), 1)};
+  const float row_weights[2] = {row_weight(of_query, 0), row_weight(of_query, 1)};
+  // In a block on the diagonal a row's own number is column 2t + i for this i, if one of the lane's.
+  const int own_column = (lane >> 2) - (lane & 3) * 2;
+  const int last_column = own_column - (of_query ? 0 : 1);  // that counts
+  float d_beta[2] = {};
+  const uint32_t target = weights(half).piece(first_row, 0) + (lane >> 2) * 16 + (lane & 3) * 4;
 #pragma unroll
   for (int n = 0; n < kChunk / 8; ++n) {
     if (n / 2 > sub_block) break;
-    const int column = n * 8 + (lane & 3) * 2;
-    const float2 column_beta = column_pair(beta(), n, lane);
+    const bool diagonal = n / 2 == sub_block;
+    const float2 column_weight = column_weights(n);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int token = row + i * 8;
-      const float low = products[n][2 * i];
-      const float high = products[n][2 * i + 1];
-      if (!of_query && token < place.rows) {
-        if (column == token) chunk_of(args.d_beta, 1)[row_offset(token, 1)] = low;
-        if (column + 1 == token) chunk_of(args.d_beta, 1)[row_offset(token, 1)] = high;
+      const bool own_block = (n & 1) == i;  // else all of the eight columns are before or after
+      float pair[2] = {products[n][2 * i] * row_weights[i] * column_weight.x,
+                       products[n][2 * i + 1] * row_weights[i] * column_weight.y};
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (own_block) d_beta[i] = diagonal && own_column == j ? products[n][2 * i + j] : d_beta[i];
+        pair[j] = diagonal && (own_block ? j > last_column : i < (n & 1)) ? 0.0f : pair[j];
       }
-      const int limit = of_query ? token : token - 1;
-      write_shared_bits(weights(half).piece(token, n * 8) + (lane & 3) * 4,
-                        pack_bf16(column <= limit ? low * row_weights[i] * column_beta.x : 0.0f,
-                                  column + 1 <= limit ? high * row_weights[i] * column_beta.y : 0.0f));
+      write_shared_bits(target + n / 2 * 512 + (n & 1) * 128 + i * 256, pack_bf16(pair[0], pair[1]));
     }
+  }
+  if (!of_query && (own_column == 0 || own_column == 1)) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (row + i * 8 < place.rows) chunk_of(args.d_beta, 1)[row_offset(row + i * 8, 1)] = d_beta[i];
   }
 }
 
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::read_state(Rows& d_q, Rows& d_k) const {
+template <int KP, int VT, bool kAnchored, class Products>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products>::read_state(Rows& d_q, Rows& d_k) const {
   const float betas[2] = {row_value(beta(), 0), row_value(beta(), 1)};
   for (int tile = 0; tile < value_tiles(); ++tile) {
     if (value_tiles() > 1) {
@@ -81,36 +82,47 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::read_state(Rows& d_q, Rows&
       copy_scan_tiles(tile);
       copy_state(state(), args.states, tile);
       arrived();
-    }
-#pragma unroll 2
-    for (int block = 0; block < VT / 16; ++block) {
-      uint32_t of_query[4];
+    } else
+      arrived();
+    Products::begin(d_q, d_k);
+    Products::template add_both_times_state<KP, VT>(d_q, d_k, scan_rows(), state(), first_channel, warp,
+                                                    lane);
+    Products::end();
+    for (int block = half; block < VT / 16; block += 2) {
       uint32_t of_key[4];
-      load_a_of_rows(of_query, upstream(), first_row, block * 16, lane);
       load_a_of_columns(of_key, solved(), first_row, block * 16, lane);
-      if ((block & 1) == half) store_d_v(of_key, tile * VT + block * 16, betas);
-#pragma unroll
-      for (int pair = 0; pair < kBlocks / 2; ++pair) {
-        uint32_t b[4];
-        load_b_of_columns(b, state(), first_channel + pair * 16, block * 16, lane);
-        mma_bf16(d_q[2 * pair], of_query, b[0], b[1]);
-        mma_bf16(d_q[2 * pair + 1], of_query, b[2], b[3]);
-        mma_bf16(d_k[2 * pair], of_key, b[0], b[1]);
-        mma_bf16(d_k[2 * pair + 1], of_key, b[2], b[3]);
-      }
+      store_d_v(of_key, tile * VT + block * 16, betas);
     }
+    Products::template wait<0>(d_q);
+    Products::template wait<0>(d_k);
   }
+  const float of_query[2] = {row_weight(true, 0), row_weight(true, 1)};
+  const float of_key[2] = {row_weight(false, 0), row_weight(false, 1)};
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      d_q[n][i] *= args.in.scale;
-      d_k[n][i] *= -betas[i >> 1];
+      d_q[n][i] *= of_query[i >> 1];
+      d_k[n][i] *= of_key[i >> 1];
     }
 }
 
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::add_state_products(float (&through)[8]) const {
+template <int KP, int VT, bool kAnchored, class Products>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products>::store_through(float (&through)[8]) const {
+  const int in_group = static_cast<int>(threadIdx.x) % KP;  // KP threads over eight value channels
+  const int group = static_cast<int>(threadIdx.x) / KP;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2)
+      through[i] += __shfl_xor_sync(0xffffffffu, through[i], distance);
+    if ((lane & 7) == 0)
+      write_shared(base + Memory::kThrough + (group * KP + in_group / 8 * 8 + i) * 4, through[i]);
+  }
+}
+
+template <int KP, int VT, bool kAnchored, class Products>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_state_products(float (&through)[8]) const {
   constexpr int kPieces = KP * VT / 8;
 #pragma unroll 2
   for (int piece = static_cast<int>(threadIdx.x); piece < kPieces; piece += kChannelGradientThreads) {
@@ -128,10 +140,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::add_state_products(float (&
   }
 }
 
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::read_d_state() const {
-  const int in_group = static_cast<int>(threadIdx.x) % KP;  // KP threads over eight value channels
-  const int group = static_cast<int>(threadIdx.x) / KP;
+template <int KP, int VT, bool kAnchored, class Products>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products>::read_d_state() const {
   float through[8] = {};
   float d_end[kBlocks][4] = {};
   for (int tile = 0; tile < value_tiles(); ++tile) {
@@ -142,100 +152,127 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::read_d_state() const {
     }
     copy_state(d_state(), args.d_states, tile);
     arrived();
+    Products::begin(d_end);
+    Products::template add_error_times_state<KP, VT>(d_end, error(), d_state(), first_channel, warp, lane);
+    Products::end();
     add_state_products(through);
-#pragma unroll 2
-    for (int block = 0; block < VT / 16; ++block) {
-      uint32_t a[4];
-      load_a_of_columns(a, error(), first_row, block * 16, lane);
-#pragma unroll
-      for (int pair = 0; pair < kBlocks / 2; ++pair) {
-        uint32_t b[4];
-        load_b_of_columns(b, d_state(), first_channel + pair * 16, block * 16, lane);
-        mma_bf16(d_end[2 * pair], a, b[0], b[1]);
-        mma_bf16(d_end[2 * pair + 1], a, b[2], b[3]);
-      }
-    }
+    Products::template wait<0>(d_end);
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-#pragma unroll
-    for (int distance = 1; distance < 8; distance *= 2)
-      through[i] += __shfl_xor_sync(0xffffffffu, through[i], distance);
-    if ((lane & 7) == 0)
-      write_shared(base + Memory::kThrough + (group * KP + in_group / 8 * 8 + i) * 4, through[i]);
-  }
+  store_through(through);
   __syncthreads();  // E and both states are done with
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float of_row = row_value(beta(), i);
+    const float of_row = row_value(beta(), i) * (kFolded && !own_write_key ? row_value(k_rstd(), i) : 1.0f);
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n)
       write_shared_bits(end_address(n, i), pack_bf16(of_row * d_end[n][2 * i], of_row * d_end[n][2 * i + 1]));
   }
 }
 
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::prepare_rows() const {
-  copy_rows_async<kChannelGradientThreads>(q(), rows_at(args.in.q, place.token, place.key_head),
-                                           args.in.q.token_stride, place.rows, shape.key_size);
-  copy_rows_async<kChannelGradientThreads>(k(), rows_at(args.in.k, place.token, place.key_head),
-                                           args.in.k.token_stride, place.rows, shape.key_size);
+template <int KP, int VT, bool kAnchored, class Products>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products>::prepare_rows() const {
+  queue_rows();
   if (own_write_key)
     copy_rows_async<kChannelGradientThreads>(w(), rows_at(args.in.write_key, place.token, place.head),
                                              args.in.write_key.token_stride, place.rows, shape.key_size);
   copy_async_commit();
   const bool walks = lane < kWalkLanes;
-  float2 logs_to_token[kSubBlock];  // of decays, to base 2, from the sub-block's start
   const float* source =
       chunk_of(args.log_decay, shape.key_size) + row_offset(first_row, shape.key_size) + walk_channel();
   const bool valid = walks && walk_channel() < shape.key_size;
-#pragma unroll
-  for (int r = 0; r < kSubBlock; ++r)
-    logs_to_token[r] =
-        load_pair_if(valid && first_row + r < place.rows, source + row_offset(r, shape.key_size));
-  copy_async_wait<0>();
-  __syncthreads();
-  if (walks) {
-    float2 total = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int r = 0; r < kSubBlock; ++r) {
-      total.x += fmaxf(logs_to_token[r].x, kSmallestChannelDecay) * kLog2E;
-      total.y += fmaxf(logs_to_token[r].y, kSmallestChannelDecay) * kLog2E;
-      logs_to_token[r] = total;
-    }
-    const float2 middle = logs_to_token[kSubBlock / 2 - 1];
-    const float2 row_anchor = anchored ? middle : make_float2(0.0f, 0.0f);
-    const float2 column_anchor = anchored ? middle : total;
-    const auto keep = [&](int which, float2 x) {
-      write_shared_2(logs(which, sub_block, walk_channel()), x.x, x.y);
-    };
-    keep(kRowAnchor, row_anchor);
-    keep(kColumnAnchor, column_anchor);
-    keep(kTotal, total);
-#pragma unroll
-    for (int r = 0; r < kSubBlock; ++r) {
-      const float2 by_row = powers(sum(logs_to_token[r], make_float2(-row_anchor.x, -row_anchor.y)));
-      const float2 by_column =
-          powers(make_float2(column_anchor.x - logs_to_token[r].x, column_anchor.y - logs_to_token[r].y));
+  const auto load = [&](int r) {
+    return load_pair_if(valid && first_row + r < place.rows, source + row_offset(r, shape.key_size));
+  };
+  const auto log_of = [](float2 x) {
+    return make_float2(fmaxf(x.x, kSmallestChannelDecay) * kLog2E,
+                       fmaxf(x.y, kSmallestChannelDecay) * kLog2E);
+  };
+  const auto keep = [&](int which, float2 x) {
+    write_shared_2(logs(which, sub_block, walk_channel()), x.x, x.y);
+  };
+  // Of token r, by the logarithms of the decays from the rows' anchor to it and from it to the columns'.
+  const auto decay_token = [&](int r, float2 from_anchor, float2 to_anchor) {
+    const float2 by_row = powers(from_anchor);
+    const float2 by_column = powers(to_anchor);
+    const uint32_t of_query = read_shared_bits(walk_address(q(), r));
+    const uint32_t of_key = read_shared_bits(walk_address(k(), r));
+    const uint32_t written = own_write_key ? read_shared_bits(walk_address(w(), r)) : of_key;
+    if constexpr (kFolded) {
+      const uint32_t factor = pack_bf16(by_row.x, by_row.y);
+      write_shared_bits(walk_address(q(), r), multiply_pairs(of_query, factor));
+      write_shared_bits(walk_address(k(), r), multiply_pairs(of_key, factor));
+      write_shared_bits(walk_address(w(), r), multiply_pairs(written, pack_bf16(by_column.x, by_column.y)));
+      write_shared_bits(walk_address(factors(), r), factor);
+    } else {
       const float q_norm = read_shared(q_rstd() + (first_row + r) * 4);
       const float k_norm = read_shared(k_rstd() + (first_row + r) * 4);
-      const uint32_t of_query = read_shared_bits(walk_address(q(), r));
-      const uint32_t of_key = read_shared_bits(walk_address(k(), r));
-      const uint32_t written = own_write_key ? read_shared_bits(walk_address(w(), r)) : of_key;
       const float w_norm = own_write_key ? 1.0f : k_norm;
       write_shared_bits(walk_address(q(), r), scaled_pair(of_query, q_norm * by_row.x, q_norm * by_row.y));
       write_shared_bits(walk_address(k(), r), scaled_pair(of_key, k_norm * by_row.x, k_norm * by_row.y));
       write_shared_bits(walk_address(w(), r),
                         scaled_pair(written, w_norm * by_column.x, w_norm * by_column.y));
-      if (kAnchored) write_shared_bits(walk_address(factors(), r), pack_bf16(by_row.x, by_row.y));
+    }
+  };
+  if constexpr (kAnchored) {
+    // Tokens on either side of the anchor need no logarithms of the other side's: eight at a time are held.
+    constexpr int kHalf = kSubBlock / 2;
+    float2 x[kHalf];
+#pragma unroll
+    for (int r = 0; r < kHalf; ++r) x[r] = load(r);
+    copy_async_wait<0>();
+    __syncthreads();
+    if (walks) {
+      float2 middle = make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int r = 0; r < kHalf; ++r) {
+        middle = sum(middle, log_of(x[r]));
+        x[r] = middle;
+      }
+#pragma unroll
+      for (int r = 0; r < kHalf; ++r) {
+        const float2 to_anchor = difference(middle, x[r]);
+        x[r] = load(r + kHalf);
+        decay_token(r, make_float2(-to_anchor.x, -to_anchor.y), to_anchor);
+      }
+      float2 after = make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int r = 0; r < kHalf; ++r) {
+        after = sum(after, log_of(x[r]));
+        decay_token(r + kHalf, after, make_float2(-after.x, -after.y));
+      }
+      keep(kRowAnchor, middle);
+      keep(kTotal, sum(middle, after));
+    }
+  } else {
+    float2 to_token[kSubBlock];  // from the sub-block's start
+#pragma unroll
+    for (int r = 0; r < kSubBlock; ++r) to_token[r] = load(r);
+    copy_async_wait<0>();
+    __syncthreads();
+    if (walks) {
+      float2 total = make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int r = 0; r < kSubBlock; ++r) {
+        total = sum(total, log_of(to_token[r]));
+        to_token[r] = total;
+      }
+      const float2 middle = to_token[kSubBlock / 2 - 1];
+      const float2 row_anchor = anchored ? middle : make_float2(0.0f, 0.0f);
+      const float2 column_anchor = anchored ? middle : total;
+      keep(kRowAnchor, row_anchor);
+      keep(kColumnAnchor, column_anchor);
+      keep(kTotal, total);
+#pragma unroll
+      for (int r = 0; r < kSubBlock; ++r)
+        decay_token(r, difference(to_token[r], row_anchor), difference(column_anchor, to_token[r]));
     }
   }
   __syncthreads();
   make_steps();
 }
 
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::add_columns(Rows& d_q, Rows& d_k) const {
+template <int KP, int VT, bool kAnchored, class Products>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_columns(Rows& d_q, Rows& d_k) const {
 #pragma unroll 1
   for (int block = 0; block <= sub_block; ++block) {
 #pragma unroll
@@ -264,9 +301,9 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::add_columns(Rows& d_q, Rows
 namespace {
 
 /// One chunk and value head.
-template <int KP, int VT, bool kAnchored>
+template <int KP, int VT, bool kAnchored, class Products>
 __device__ void channel_gradients_of(const DeltaRuleChannelGradientsArgs& args, int64_t slot) {
-  using Part = ChannelGradients<KP, VT, kAnchored>;
+  using Part = ChannelGradients<KP, VT, kAnchored, Products>;
   const Part part(args, dynamic_shared(), slot);
   if (!part.place.exists) return;
   part.weigh_pairs();
@@ -306,11 +343,12 @@ __device__ bool anchored_throughout(const DeltaRuleChannelGradientsArgs& args, i
 // On a multiprocessor, by its shared memory: 228 KB at compute capability 9.0, 164 KB or less elsewhere.
 constexpr int kGradientBlocksAtOnce = OSDN_WGMMA ? 2 : 1;
 
-template <int KP, int VT>
+template <int KP, int VT, class Products>
 __global__ void __launch_bounds__(kChannelGradientThreads, kGradientBlocksAtOnce)
     delta_rule_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
   const int64_t slot = slot_of_block<false>(args.in.shape, blockIdx.x);
-  if (anchored_throughout(args, slot)) channel_gradients_of<KP, VT, true>(args, slot);
+  if constexpr (Products::kAvailable)
+    if (anchored_throughout(args, slot)) channel_gradients_of<KP, VT, true, Products>(args, slot);
 }
 
 struct StrongGradientsArgs {
@@ -330,7 +368,7 @@ __global__ void __launch_bounds__(kChannelGradientThreads, 1)
         __ballot_sync(0xffffffffu, mine < args.count && !anchored_throughout(args.gradients, mine));
     for (int64_t slot = first; left != 0; slot += args.stride, left >>= 1) {
       if ((left & 1) == 0) continue;
-      channel_gradients_of<KP, 64, false>(args.gradients, slot);
+      channel_gradients_of<KP, 64, false, WarpGradients>(args.gradients, slot);
       __syncthreads();  // its shared memory is done with
     }
   }
@@ -339,8 +377,12 @@ __global__ void __launch_bounds__(kChannelGradientThreads, 1)
 template <int KP, int VT>
 void launch_channel_gradients(const DeltaRuleChannelGradientsArgs& args, CUstream_st* stream) {
   const int64_t count = args.in.shape.num_chunks * args.in.shape.num_value_heads;
-  launch_kernel(delta_rule_channel_gradients_kernel<KP, VT>, dim3(static_cast<unsigned>(count)),
-                kChannelGradientThreads, ChannelGradientMemory<KP, VT>::kBytes, args, stream);
+  auto* kernel = delta_rule_channel_gradients_kernel<KP, VT, WarpGradients>;
+  if constexpr (KP == 128)
+    if (has_warpgroups() && !args.in.portable)
+      kernel = delta_rule_channel_gradients_kernel<KP, VT, WarpgroupGradients>;
+  launch_kernel(kernel, dim3(static_cast<unsigned>(count)), kChannelGradientThreads,
+                ChannelGradientMemory<KP, VT>::kBytes, args, stream);
   const int64_t blocks = std::min<int64_t>(count, 2 * multiprocessors());
   launch_kernel(delta_rule_channel_strong_gradients_kernel<KP>, dim3(static_cast<unsigned>(blocks)),
                 kChannelGradientThreads, ChannelGradientMemory<KP, 64>::kBytes,

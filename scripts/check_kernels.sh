@@ -8,9 +8,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Spilled bytes that are known: part of the kernel's name, architecture, bytes (stores) of its largest instantiation.
 known_spills='
-delta_rule_channel_gradients_kernel sm_90a 160
-delta_rule_channel_strong_gradients_kernel sm_90a 88
-delta_rule_channel_strong_gradients_kernel sm_80 56
+delta_rule_channel_gradients_kernel sm_90a 100
+delta_rule_channel_strong_gradients_kernel sm_90a 72
+delta_rule_channel_strong_gradients_kernel sm_80 80
 delta_rule_backward_gradients_kernel sm_80 312
 delta_rule_backward_gradients_kernel sm_90a 340
 delta_rule_backward_scan_kernel sm_80 52

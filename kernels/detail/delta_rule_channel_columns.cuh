@@ -6,8 +6,8 @@
 
 namespace osdn::kernels {
 
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::add_rows(Rows& d_write) const {
+template <int KP, int VT, bool kAnchored, class Products>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_rows(Rows& d_write) const {
 #pragma unroll 1
   for (int block = kSubBlocks - 1; block >= sub_block; --block) {
     if (block + 1 < kSubBlocks) {
@@ -30,9 +30,10 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::add_rows(Rows& d_write) con
   }
 }
 
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::leave_anchors(Rows& d_q, Rows& d_k, Rows& d_write,
-                                                                   Rows& products) const {
+template <int KP, int VT, bool kAnchored, class Products>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products>::leave_anchors(Rows& d_q, Rows& d_k,
+                                                                             Rows& d_write,
+                                                                             Rows& products) const {
   const TriangleTile both[2] = {weights(0), weights(1)};
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
@@ -72,10 +73,11 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::leave_anchors(Rows& d_q, Ro
   }
 }
 
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::dot_rows(const Rows& d_q, const Rows& d_k,
-                                                              const Rows& d_write, float (&q_dots)[2],
-                                                              float (&k_dots)[2]) const {
+template <int KP, int VT, bool kAnchored, class Products>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products>::dot_rows(const Rows& d_q, const Rows& d_k,
+                                                                        const Rows& d_write,
+                                                                        float (&q_dots)[2],
+                                                                        float (&k_dots)[2]) const {
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
@@ -92,12 +94,20 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::dot_rows(const Rows& d_q, c
   }
 }
 
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::finish(Rows& d_q, const Rows& d_k, Rows& d_write) const {
+template <int KP, int VT, bool kAnchored, class Products>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products>::finish(Rows& d_q, const Rows& d_k,
+                                                                      Rows& d_write) const {
   const float q_norms[2] = {row_value(q_rstd(), 0), row_value(q_rstd(), 1)};
   const float k_norms[2] = {row_value(k_rstd(), 0), row_value(k_rstd(), 1)};
-  const float q_along[2] = {along(0, 0), along(0, 1)};
-  const float k_along[2] = {along(1, 0), along(1, 1)};
+  float q_along[2] = {along(0, 0), along(0, 1)};
+  float k_along[2] = {along(1, 0), along(1, 1)};
+  if constexpr (kFolded) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      q_along[i] *= q_norms[i] * q_norms[i];
+      k_along[i] *= k_norms[i] * k_norms[i];
+    }
+  }
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
@@ -118,10 +128,11 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::finish(Rows& d_q, const Row
         float& by_write = d_write[n][2 * i + j];
         const float to_token = at(factor);
         const float from_token = kAnchored ? reciprocal(to_token) : 1.0f;
-        of_query[j] = q_norms[i] * (by_query * to_token - at(y) * from_token * q_along[i]);
+        of_query[j] = (kFolded ? 1.0f : q_norms[i]) * (by_query * to_token - at(y) * from_token * q_along[i]);
         of_write[j] = kAnchored ? (by_write + at(end)) * from_token : by_write;
-        of_key[j] = k_norms[i] * (by_key * to_token + (own_write_key ? 0.0f : of_write[j]) -
-                                  at(z) * from_token * k_along[i]);
+        of_key[j] =
+            (kFolded ? 1.0f : k_norms[i]) *
+            (by_key * to_token + (own_write_key ? 0.0f : of_write[j]) - at(z) * from_token * k_along[i]);
         if (kAnchored) by_query = at(y) * by_query + at(z) * by_key - at(x) * by_write;
         by_write = at(x) * at(end);
       }
@@ -132,8 +143,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored>::finish(Rows& d_q, const Row
   }
 }
 
-template <int KP, int VT, bool kAnchored>
-__device__ void ChannelGradients<KP, VT, kAnchored>::finish_log_decay() const {
+template <int KP, int VT, bool kAnchored, class Products>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products>::finish_log_decay() const {
   const bool walks = lane < kWalkLanes;
   const int mine = walk_channel();
   float2 sums[kSubBlock];  // of the pairs from each of the warp's tokens on and of the end before it

@@ -4,6 +4,7 @@
 
 #include "kernels/delta_rule_channel.h"
 #include "kernels/detail/delta_rule_channel_block.cuh"
+#include "kernels/detail/delta_rule_gradient_products.cuh"
 
 namespace osdn::kernels {
 
@@ -44,7 +45,7 @@ struct ChannelGradientMemory {
 
 /// One block of the kernel: what all of its parts need. `kAnchored`: one anchor serves each sub-block of the
 /// chunk.
-template <int KP, int VT, bool kAnchored>
+template <int KP, int VT, bool kAnchored, class Products>
 struct ChannelGradients {
   using Memory = ChannelGradientMemory<KP, VT>;
   static constexpr int kBlocks = KP / 16;    // of eight channels, a warp's
@@ -106,6 +107,7 @@ struct ChannelGradients {
   __device__ uint32_t logs(int which, int block, int channel) const {
     return base + Memory::kLogs + ((which * kSubBlocks + block) * KP + channel) * 4;
   }
+  __device__ GradientRows<VT> scan_rows() const { return {upstream(), solved()}; }
   __device__ float2 log_pair(int which, int block, int channel) const {
     return read_shared_2(logs(which, block, channel));
   }
@@ -139,6 +141,35 @@ struct ChannelGradients {
   }
   __device__ int value_tiles() const { return delta_rule_padded_value_size(shape.value_size) / VT; }
 
+  /// Brings rows of `Columns` numbers, one a token, to the L2 cache.
+  template <int Columns, typename T>
+  __device__ void prefetch_rows(const T* source, int64_t stride) const {
+    constexpr int kNumbers = 128 / sizeof(T);
+    constexpr int kLines = Columns / kNumbers;  // of a row
+    static_assert(kChunk * kLines % kChannelGradientThreads == 0 ||
+                  kChunk * kLines < kChannelGradientThreads);
+#pragma unroll
+    for (int first = 0; first < kChunk * kLines; first += kChannelGradientThreads) {
+      const int line = first + copying_thread();
+      const int token = line / kLines;
+      const int column = line % kLines * kNumbers;
+      if (token < place.rows && column < shape.key_size) prefetch_line(source + token * stride + column);
+    }
+  }
+  /// What later parts copy, when there is room for it.
+  __device__ void prefetch() const {
+    constexpr int kLines = KP * VT * 2 / 128;
+    const auto* after = reinterpret_cast<const char*>(state_tile(args.d_states, 0));
+#pragma unroll
+    for (int first = 0; first < kLines; first += kChannelGradientThreads)
+      if (first + copying_thread() < kLines) prefetch_line(after + (first + copying_thread()) * 128);
+    prefetch_rows<KP>(rows_at(args.in.q, place.token, place.key_head), args.in.q.token_stride);
+    prefetch_rows<KP>(rows_at(args.in.k, place.token, place.key_head), args.in.k.token_stride);
+    if (own_write_key)
+      prefetch_rows<KP>(rows_at(args.in.write_key, place.token, place.head), args.in.write_key.token_stride);
+    prefetch_rows<KP>(chunk_of(args.log_decay, shape.key_size), row_offset(1, shape.key_size));
+  }
+
   __device__ void copy_scan_tiles(int tile) const {
     copy_rows_async<kChannelGradientThreads>(upstream(),
                                              rows_at(args.d_o, place.token, place.head) + tile * VT,
@@ -159,6 +190,28 @@ struct ChannelGradients {
   __device__ static void arrived() {
     copy_async_commit();
     copy_async_wait<0>();
+    Products::publish_shared();
+    __syncthreads();
+  }
+
+  // Where one anchor serves each sub-block the norms of rows and columns are in their weights, not in the
+  // rows.
+  static constexpr bool kFolded = kAnchored;
+  /// What rows of dO or F are multiplied by.
+  __device__ float row_weight(bool of_query, int i) const {
+    const float weight = of_query ? args.in.scale : -row_value(beta(), i);
+    return kFolded ? weight * row_value(of_query ? q_rstd() : k_rstd(), i) : weight;
+  }
+  /// What columns of E are multiplied by, two of block n.
+  __device__ float2 column_weights(int n) const {
+    const float2 betas = column_pair(beta(), n, lane);
+    return kFolded && !own_write_key ? product(betas, column_pair(k_rstd(), n, lane)) : betas;
+  }
+
+  /// All copies but the last group's.
+  __device__ static void arrived_but_last() {
+    copy_async_wait<1>();
+    Products::publish_shared();
     __syncthreads();
   }
 
@@ -172,7 +225,15 @@ struct ChannelGradients {
   /// beta E dS^T, what the gradient of the state after the chunk gives the write keys, rounded to shared
   /// memory; and the sums over value channels of the state before the chunk times that gradient.
   __device__ void read_d_state() const;
+  __device__ void store_through(float (&through)[8]) const;
   __device__ void add_state_products(float (&through)[8]) const;
+  /// Tiles of q and k as they are given.
+  __device__ void queue_rows() const {
+    copy_rows_async<kChannelGradientThreads>(q(), rows_at(args.in.q, place.token, place.key_head),
+                                             args.in.q.token_stride, place.rows, shape.key_size);
+    copy_rows_async<kChannelGradientThreads>(k(), rows_at(args.in.k, place.token, place.key_head),
+                                             args.in.k.token_stride, place.rows, shape.key_size);
+  }
   __device__ uint32_t end_address(int n, int i) const {
     return base + Memory::kError + ((warp * kBlocks + n) * 2 + i) * 128 + lane * 4;
   }
@@ -253,6 +314,7 @@ struct ChannelGradients {
   }
 
   __device__ static float2 sum(float2 x, float2 y) { return make_float2(x.x + y.x, x.y + y.y); }
+  __device__ static float2 difference(float2 x, float2 y) { return make_float2(x.x - y.x, x.y - y.y); }
   __device__ static float2 product(float2 x, float2 y) { return make_float2(x.x * y.x, x.y * y.y); }
   __device__ static float2 powers(float2 x) { return make_float2(exp2_approx(x.x), exp2_approx(x.y)); }
   __device__ static void decay(float (&x)[4], float2 factor) {

@@ -56,6 +56,31 @@ struct WarpGradients {
     }
   }
 
+  /// of_upstream += dO, of_solved += F, the warp's sixteen tokens, times channels first_column .. + KP/2 - 1
+  /// of a state transposed [VT, KP].
+  template <int KP, int VT>
+  __device__ static void add_both_times_state(float (&of_upstream)[KP / 16][4],
+                                              float (&of_solved)[KP / 16][4], const GradientRows<VT>& rows,
+                                              const BlockTile<KP>& state, int first_column, int warp,
+                                              int lane) {
+#pragma unroll 2
+    for (int block = 0; block < VT / 16; ++block) {
+      uint32_t upstream[4];
+      uint32_t solved[4];
+      load_a_of_rows(upstream, rows.upstream, (warp & 3) * 16, block * 16, lane);
+      load_a_of_columns(solved, rows.solved, (warp & 3) * 16, block * 16, lane);
+#pragma unroll
+      for (int pair = 0; pair < KP / 32; ++pair) {
+        uint32_t b[4];
+        load_b_of_columns(b, state, first_column + pair * 16, block * 16, lane);
+        mma_bf16(of_upstream[2 * pair], upstream, b[0], b[1]);
+        mma_bf16(of_upstream[2 * pair + 1], upstream, b[2], b[3]);
+        mma_bf16(of_solved[2 * pair], solved, b[0], b[1]);
+        mma_bf16(of_solved[2 * pair + 1], solved, b[2], b[3]);
+      }
+    }
+  }
+
   /// out += weights (A fragments of the warp's rows) times `tile`, whose rows are tokens.
   template <int KP>
   __device__ static void add_weighted(float (&out)[KP / 8][4], const uint32_t (&weights)[kChunk / 16][4],
@@ -143,6 +168,21 @@ struct WarpgroupGradients {
   __device__ static void add_times_state(float (&out)[KP / 8][4], const GradientRows<VT>& rows,
                                          const BlockTile<KP>& state, int warp, int) {
     multiply_rows<VT>(out, rows, wgmma_columns(state), KP * 2, warp);
+  }
+
+  template <int KP, int VT>
+  __device__ static void add_both_times_state(float (&of_upstream)[KP / 16][4],
+                                              float (&of_solved)[KP / 16][4], const GradientRows<VT>& rows,
+                                              const BlockTile<KP>& state, int first_column, int, int) {
+    const WgmmaOperand upstream = wgmma_rows(rows.upstream);
+    const WgmmaOperand solved = wgmma_columns(rows.solved);
+    const WgmmaOperand b = wgmma_columns(state, first_column);
+#pragma unroll
+    for (int k = 0; k < VT; k += 16)
+      wgmma_bf16<KP / 2, false>(of_upstream, upstream.at(wgmma_row_step(k)), b.at(k * KP * 2));
+#pragma unroll
+    for (int k = 0; k < VT; k += 16)
+      wgmma_bf16<KP / 2, true>(of_solved, solved.at(k * kChunk * 2), b.at(k * KP * 2));
   }
 
   template <int KP>

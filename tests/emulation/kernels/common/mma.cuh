@@ -95,6 +95,7 @@ void copy_async_wait() {
   emulation::races::wait_for_copies(Pending);
 }
 
+inline void prefetch_line(const void*) {}
 inline float exp2_approx(float x) {
   const float out = std::exp2(x);
   return std::fpclassify(out) == FP_SUBNORMAL ? 0.0f : out;

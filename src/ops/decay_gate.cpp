@@ -52,6 +52,7 @@ class DecayGateFunction : public torch::autograd::Function<DecayGateFunction> {
     ctx->saved_data["rate_sink"] = rate_weight.sink;
     ctx->saved_data["bias_sink"] = bias_weight.sink;
     ctx->saved_data["lower_bound"] = lower_bound;
+    if (on_kernel_path(a, log_rate, bias)) return forward_kernel(a, log_rate, bias, lower_bound);
     const Inputs in = inputs_of(a, log_rate, bias, lower_bound);
     const at::Tensor g = uses_loops(a) ? forward_cpu(in) : forward_aten(in);
     return g.view(a.sizes());
@@ -61,14 +62,20 @@ class DecayGateFunction : public torch::autograd::Function<DecayGateFunction> {
                                                  const torch::autograd::variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor& a = saved[0];
-    const Inputs in = inputs_of(a, saved[1], saved[2], ctx->saved_data["lower_bound"].toOptional<double>());
-    const at::Tensor dg = gradients[0].reshape(in.y.sizes()).contiguous();  // [N, HV, K]
-    const Gradients out = uses_loops(a) ? backward_cpu(in, dg) : backward_aten(in, dg);
+    const auto lower_bound = ctx->saved_data["lower_bound"].toOptional<double>();
     const auto deliver = [&](const char* sink, size_t input, const auto& sum) -> at::Tensor {
       const at::Tensor target = ctx->saved_data[sink].toTensor();
       if (!target.defined() && !ctx->needs_input_grad(input)) return {};
       return deliver_gradient(target, sum(), saved[input].scalar_type());
     };
+    if (on_kernel_path(a, saved[1], saved[2])) {
+      const KernelGradients out = backward_kernel(a, saved[1], saved[2], lower_bound, gradients[0]);
+      const at::Tensor dlog_rate = deliver("rate_sink", 1, [&] { return out.dlog_rate; });
+      return {out.da, dlog_rate, deliver("bias_sink", 2, [&] { return out.dbias; }), {}, {}, {}, {}};
+    }
+    const Inputs in = inputs_of(a, saved[1], saved[2], lower_bound);
+    const at::Tensor dg = gradients[0].reshape(in.y.sizes()).contiguous();  // [N, HV, K]
+    const Gradients out = uses_loops(a) ? backward_cpu(in, dg) : backward_aten(in, dg);
     const at::Tensor dlog_rate = deliver("rate_sink", 1, [&] { return sum_per_head(out.drate); });
     const at::Tensor dbias = deliver("bias_sink", 2, [&] { return sum_rows(out.dy.flatten(1)); });  // (eq. 7)
     return {out.dy.view(a.sizes()).to(a.scalar_type()), dlog_rate, dbias, {}, {}, {}, {}};

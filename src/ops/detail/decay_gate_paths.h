@@ -1,5 +1,5 @@
-// The two implementations behind ops/decay_gate.h: loops for float32 and float64 on CPU, ATen for everything
-// else. Tests hold one against the other.
+// The implementations behind ops/decay_gate.h: loops for float32 and float64 on CPU, kernels for bf16 and
+// float32 on CUDA (kernels/decay_gate.h), ATen for everything else. Tests hold one against the other.
 #pragma once
 
 #include <optional>
@@ -27,5 +27,20 @@ at::Tensor forward_cpu(const Inputs& in);
 Gradients backward_cpu(const Inputs& in, const at::Tensor& dg);
 at::Tensor forward_aten(const Inputs& in);
 Gradients backward_aten(const Inputs& in, const at::Tensor& dg);
+
+/// Gradients of all inputs; those of the weights in fp32.
+struct KernelGradients {
+  at::Tensor da;         // shape and dtype of a
+  at::Tensor dlog_rate;  // [HV]
+  at::Tensor dbias;      // [HV * K]
+};
+
+/// Whether a [N, HV] or [N, HV, K] and its weights are for the kernels.
+bool on_kernel_path(const at::Tensor& a, const at::Tensor& log_rate, const at::Tensor& bias);
+/// g, shape of a, fp32.
+at::Tensor forward_kernel(const at::Tensor& a, const at::Tensor& log_rate, const at::Tensor& bias,
+                          std::optional<double> lower_bound);
+KernelGradients backward_kernel(const at::Tensor& a, const at::Tensor& log_rate, const at::Tensor& bias,
+                                std::optional<double> lower_bound, const at::Tensor& dg);
 
 }  // namespace osdn::ops::decay_gate_detail

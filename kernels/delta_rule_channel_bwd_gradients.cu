@@ -273,6 +273,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::prepare_rows() co
 
 template <int KP, int VT, bool kAnchored, class Products>
 __device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_columns(Rows& d_q, Rows& d_k) const {
+  const uint32_t columns = column_fragments(w());
+  const uint32_t rows = row_weight_fragments();
 #pragma unroll 1
   for (int block = 0; block <= sub_block; ++block) {
 #pragma unroll
@@ -284,12 +286,12 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_columns(Rows&
     if (block == sub_block && !anchored) break;
     uint32_t of_query[4];
     uint32_t of_key[4];
-    load_a_of_rows(of_query, weights(0), first_row, block * kSubBlock, lane);
-    load_a_of_rows(of_key, weights(1), first_row, block * kSubBlock, lane);
+    load_blocks(of_query, rows + block * 512);
+    load_blocks(of_key, rows + block * 512 + TriangleTile::kBytes);
 #pragma unroll
     for (int pair = 0; pair < kBlocks / 2; ++pair) {
       uint32_t b[4];
-      load_b_of_columns(b, w(), first_channel + pair * 16, block * kSubBlock, lane);
+      load_columns(b, columns, pair, block);
       mma_bf16(d_q[2 * pair], of_query, b[0], b[1]);
       mma_bf16(d_q[2 * pair + 1], of_query, b[2], b[3]);
       mma_bf16(d_k[2 * pair], of_key, b[0], b[1]);
@@ -304,8 +306,12 @@ namespace {
 template <int KP, int VT, bool kAnchored, class Products>
 __device__ void channel_gradients_of(const DeltaRuleChannelGradientsArgs& args, int64_t slot) {
   using Part = ChannelGradients<KP, VT, kAnchored, Products>;
-  const Part part(args, dynamic_shared(), slot);
-  if (!part.place.exists) return;
+  const DeltaRuleShape& shape = args.in.shape;
+  const ChunkPlace place =
+      place_of(shape, slot / shape.num_value_heads, static_cast<int>(slot % shape.num_value_heads));
+  if (!place.exists) return;
+  const Part part(args, dynamic_shared(), place, slot, static_cast<int>(threadIdx.x));
+  part.keep_place();
   part.weigh_pairs();
   float d_q[Part::kBlocks][4] = {};
   float d_k[Part::kBlocks][4] = {};
@@ -332,7 +338,7 @@ __device__ void channel_gradients_of(const DeltaRuleChannelGradientsArgs& args, 
   part.share_sums(Part::Memory::kPairSums, kAnchored ? d_q : products);
   part.share_sums(Part::Memory::kEndSums, d_write);
   __syncthreads();
-  part.finish_log_decay();
+  Part::from_kept(args, dynamic_shared()).finish_log_decay();
 }
 
 /// Whether one anchor serves every sub-block of a chunk and value head.

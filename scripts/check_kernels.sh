@@ -8,9 +8,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Spilled bytes that are known: part of the kernel's name, architecture, bytes (stores) of its largest instantiation.
 known_spills='
-delta_rule_channel_gradients_kernel sm_90a 100
-delta_rule_channel_strong_gradients_kernel sm_90a 72
-delta_rule_channel_strong_gradients_kernel sm_80 80
+delta_rule_channel_gradients_kernel sm_90a 92
+delta_rule_channel_gradients_kernel<128, 64, WarpgroupGradients sm_90a 8
+delta_rule_channel_gradients_kernel<128, 128, WarpgroupGradients sm_90a 0
+delta_rule_channel_strong_gradients_kernel sm_90a 96
+delta_rule_channel_strong_gradients_kernel sm_80 100
 delta_rule_backward_gradients_kernel sm_80 312
 delta_rule_backward_gradients_kernel sm_90a 340
 delta_rule_backward_scan_kernel sm_80 52
@@ -34,7 +36,11 @@ read_report() {
   c++filt | KNOWN=$known_spills LIMIT=$portable_shared_bytes awk '
     BEGIN {
       n = split(ENVIRON["KNOWN"], lines, "\n")
-      for (i = 1; i <= n; i++) if (split(lines[i], word, " ") == 3) known[word[1], word[2]] = word[3]
+      for (i = 1; i <= n; i++) {
+        words = split(lines[i], word, " ")
+        kernel = lines[i]
+        if (sub(/ [^ ]+ [0-9]+$/, "", kernel)) known[kernel, word[words - 1]] = word[words]
+      }
     }
     function fault(text) { print "check_kernels: " text > "/dev/stderr"; faults++ }
     /serialized|serialised|setmaxnreg.*ignored/ { fault($0) }

@@ -8,6 +8,8 @@ namespace osdn::kernels {
 
 template <int KP, int VT, bool kAnchored, class Products>
 __device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_rows(Rows& d_write) const {
+  const uint32_t columns[2] = {column_fragments(q()), column_fragments(k())};
+  uint32_t rows = column_weight_fragments(kSubBlocks - 1);
 #pragma unroll 1
   for (int block = kSubBlocks - 1; block >= sub_block; --block) {
     if (block + 1 < kSubBlocks) {
@@ -18,15 +20,16 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_rows(Rows& d_
 #pragma unroll
     for (int of = 0; of < 2; ++of) {
       uint32_t a[4];
-      load_a_of_columns(a, weights(of), first_row, block * kSubBlock, lane);
+      load_blocks_transposed(a, rows + of * TriangleTile::kBytes);
 #pragma unroll
       for (int pair = 0; pair < kBlocks / 2; ++pair) {
         uint32_t b[4];
-        load_b_of_columns(b, of == 0 ? q() : k(), first_channel + pair * 16, block * kSubBlock, lane);
+        load_columns(b, columns[of], pair, block);
         mma_bf16(d_write[2 * pair], a, b[0], b[1]);
         mma_bf16(d_write[2 * pair + 1], a, b[2], b[3]);
       }
     }
+    rows -= block * 512;  // to the row of sub-blocks before, which is one shorter
   }
 }
 
@@ -112,33 +115,44 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::finish(Rows& d_q,
   for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float2 y = vector_pair(0, n, i);
-      const float2 z = vector_pair(1, n, i);
+      const auto at = [](float2 pair, int j) { return j == 0 ? pair.x : pair.y; };
+      // One vector after the other: all accumulators are held, so there is no room for more.
+      const float2 to_token = kAnchored ? tile_pair(factors(), n, i) : make_float2(1.0f, 1.0f);
+      const float2 from_token =
+          kAnchored ? make_float2(reciprocal(to_token.x), reciprocal(to_token.y)) : make_float2(1.0f, 1.0f);
+      float of_write[2];
+      float less[2];
       const float2 x = tile_pair(w(), n, i);
       const float2 end = end_pair(n, i);
-      const float2 factor = kAnchored ? tile_pair(factors(), n, i) : make_float2(1.0f, 1.0f);
-      float of_query[2];
-      float of_key[2];
-      float of_write[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const auto at = [&](float2 pair) { return j == 0 ? pair.x : pair.y; };
-        float& by_query = d_q[n][2 * i + j];
-        const float by_key = d_k[n][2 * i + j];
         float& by_write = d_write[n][2 * i + j];
-        const float to_token = at(factor);
-        const float from_token = kAnchored ? reciprocal(to_token) : 1.0f;
-        of_query[j] = (kFolded ? 1.0f : q_norms[i]) * (by_query * to_token - at(y) * from_token * q_along[i]);
-        of_write[j] = kAnchored ? (by_write + at(end)) * from_token : by_write;
+        of_write[j] = kAnchored ? (by_write + at(end, j)) * at(from_token, j) : by_write;
+        less[j] = at(x, j) * by_write;
+        by_write = at(x, j) * at(end, j);
+      }
+      if (own_write_key) write_shared_bits(tile_address(w(), n, i), pack_bf16(of_write[0], of_write[1]));
+      const float2 z = vector_pair(1, n, i);
+      float of_key[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float by_key = d_k[n][2 * i + j];
         of_key[j] =
-            (kFolded ? 1.0f : k_norms[i]) *
-            (by_key * to_token + (own_write_key ? 0.0f : of_write[j]) - at(z) * from_token * k_along[i]);
-        if (kAnchored) by_query = at(y) * by_query + at(z) * by_key - at(x) * by_write;
-        by_write = at(x) * at(end);
+            (kFolded ? 1.0f : k_norms[i]) * (by_key * at(to_token, j) + (own_write_key ? 0.0f : of_write[j]) -
+                                             at(z, j) * at(from_token, j) * k_along[i]);
+        less[j] -= at(z, j) * by_key;
+      }
+      write_shared_bits(tile_address(k(), n, i), pack_bf16(of_key[0], of_key[1]));
+      const float2 y = vector_pair(0, n, i);
+      float of_query[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float& by_query = d_q[n][2 * i + j];
+        of_query[j] = (kFolded ? 1.0f : q_norms[i]) *
+                      (by_query * at(to_token, j) - at(y, j) * at(from_token, j) * q_along[i]);
+        if (kAnchored) by_query = at(y, j) * by_query - less[j];
       }
       write_shared_bits(tile_address(q(), n, i), pack_bf16(of_query[0], of_query[1]));
-      write_shared_bits(tile_address(k(), n, i), pack_bf16(of_key[0], of_key[1]));
-      if (own_write_key) write_shared_bits(tile_address(w(), n, i), pack_bf16(of_write[0], of_write[1]));
     }
   }
 }

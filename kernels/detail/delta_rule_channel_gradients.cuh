@@ -34,8 +34,9 @@ struct ChannelGradientMemory {
   static constexpr int kVectors = kWeights + 2 * TriangleTile::kBytes;  // beta, q_rstd, k_rstd
   static constexpr int kDots = kVectors + 3 * kVectorBytes;  // [2, 2, 64] by half of the channels, of q and k
   static constexpr int kLogs = kDots + 4 * kVectorBytes;     // [3, 4, KP] anchors and totals
-  static constexpr int kThrough = kLogs + 3 * kSubBlocks * KP * 4;  // [256 / KP, KP]
-  static constexpr int kBytes = kThrough + kChannelGradientThreads * 4;
+  static constexpr int kThrough = kLogs + 3 * kSubBlocks * KP * 4;       // [256 / KP, KP]
+  static constexpr int kPlace = kThrough + kChannelGradientThreads * 4;  // what `keep_place` keeps
+  static constexpr int kBytes = kPlace + 32;
   static constexpr int kPairSums = kUpstream;
   static constexpr int kEndSums = kState;
   static_assert(KP * VT * 2 <= 2 * kLarger);
@@ -68,15 +69,15 @@ struct ChannelGradients {
   const bool anchored;          // the warp's sub-block
   const uint32_t lane_address;  // of its first two channels of `row` in the tile at `base`
 
-  __device__ ChannelGradients(const DeltaRuleChannelGradientsArgs& given, uint32_t memory, int64_t given_slot)
+  __device__ ChannelGradients(const DeltaRuleChannelGradientsArgs& given, uint32_t memory,
+                              const ChunkPlace& given_place, int64_t given_slot, int thread)
       : args(given),
         shape(given.in.shape),
-        place(place_of(shape, given_slot / shape.num_value_heads,
-                       static_cast<int>(given_slot % shape.num_value_heads))),
+        place(given_place),
         slot(given_slot),
         base(memory),
-        warp(static_cast<int>(threadIdx.x) / 32),
-        lane(static_cast<int>(threadIdx.x) % 32),
+        warp(thread / 32),
+        lane(thread % 32),
         sub_block(warp & 3),
         half(warp >> 2),
         first_row(sub_block * kSubBlock),
@@ -85,6 +86,31 @@ struct ChannelGradients {
         own_write_key(given.in.write_key.data != nullptr),
         anchored(kAnchored || ((given.anchored[slot] >> sub_block) & 1) != 0),
         lane_address(RowTile<KP>{base}.piece(row, first_channel) + (lane & 3) * 4) {}
+
+  /// Keeps the chunk's place, which the products leave no registers for. By the block's first thread; the
+  /// parts after a barrier may begin anew from it.
+  __device__ void keep_place() const {
+    if (threadIdx.x != 0) return;
+    const uint32_t at = base + Memory::kPlace;
+    write_shared_bits(at, static_cast<uint32_t>(place.token));
+    write_shared_bits(at + 4, static_cast<uint32_t>(place.token >> 32));
+    write_shared_bits(at + 8, static_cast<uint32_t>(slot));
+    write_shared_bits(at + 12, static_cast<uint32_t>(slot >> 32));
+    write_shared_bits(at + 16, static_cast<uint32_t>(place.rows));
+    write_shared_bits(at + 20, static_cast<uint32_t>(place.head));
+    write_shared_bits(at + 24, static_cast<uint32_t>(place.key_head));
+  }
+  __device__ static ChannelGradients from_kept(const DeltaRuleChannelGradientsArgs& given, uint32_t memory) {
+    const uint4 numbers = read_shared_piece(memory + Memory::kPlace);
+    const uint4 heads = read_shared_piece(memory + Memory::kPlace + 16);
+    const auto whole = [](uint32_t low, uint32_t high) {
+      return static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | low);
+    };
+    return {given, memory,
+            ChunkPlace(whole(numbers.x, numbers.y), static_cast<int>(heads.x), static_cast<int>(heads.y),
+                       static_cast<int>(heads.z)),
+            whole(numbers.z, numbers.w), copying_thread()};
+  }
 
   __device__ RowTile<VT> upstream() const { return {base + Memory::kUpstream}; }
   __device__ SquareTile solved() const { return {base + Memory::kSolved}; }   // [VT, 64]
@@ -121,6 +147,24 @@ struct ChannelGradients {
     const uint32_t first = tile.piece(first_row, walk_channel() & ~7) + (walk_channel() & 7) * 2;
     return (first ^ ((r & 7) << 4)) + r * 128;
   }
+  // Where this lane's fragments begin, so that the loops over sub-blocks hold one address each. Of a row tile
+  // (load_b_of_columns) at the warp's channels and token 0: an exclusive or takes it to other channels.
+  __device__ uint32_t column_fragments(const RowTile<KP>& tile) const {
+    return tile.piece(lane & 15, first_channel + (lane >> 4) * 8);
+  }
+  __device__ static void load_columns(uint32_t (&out)[4], uint32_t fragments, int pair, int block) {
+    load_blocks_transposed(out, (fragments ^ (pair << 5)) + block * (kSubBlock * 128));
+  }
+  /// Of the weights (load_a_of_rows) of the warp's rows and sub-block 0: 512 bytes on is the next one.
+  __device__ uint32_t row_weight_fragments() const {
+    return weights(0).piece(first_row + (lane & 15), (lane >> 4) * 8);
+  }
+  /// Of the weights (load_a_of_columns) of the warp's columns and the rows of sub-block `block`.
+  __device__ uint32_t column_weight_fragments(int block) const {
+    return weights(0).piece(block * kSubBlock + (lane >> 4) * 8 + (lane & 7),
+                            first_row + ((lane >> 3) & 1) * 8);
+  }
+
   __device__ uint32_t sum_address(int table, int token, int of_channel) const {
     return base + table + (token * Memory::kSumPitch + of_channel) * 4;
   }

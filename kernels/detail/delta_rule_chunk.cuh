@@ -54,6 +54,15 @@ struct ChunkPlace {
         head(value_head),
         key_head(value_head / (shape.num_value_heads / shape.num_key_heads)) {}
 
+  /// Of a chunk that exists, when its number is not asked for any more.
+  __device__ ChunkPlace(int64_t first_token, int num_rows, int value_head, int its_key_head)
+      : chunk(-1),
+        token(first_token),
+        rows(num_rows),
+        exists(true),
+        head(value_head),
+        key_head(its_key_head) {}
+
   /// Row of the [M, HV, ...] arrays.
   __device__ int64_t slot(const DeltaRuleShape& shape) const { return chunk * shape.num_value_heads + head; }
 };

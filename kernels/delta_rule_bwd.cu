@@ -44,7 +44,7 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
     stage.copy_async(args.in, args.prepared, args.d_o, args.chunk_decay,
                      ChunkPlace(shape, block.sequence, chunk, block.head), block.first_channel);
   };
-  if (begin_scan<true, Products>(block, copy)) return;
+  if (begin_scan<true, Products>(block, copy, NothingToRetire{})) return;
   StateRows<KP> d_state;
   d_state.load(shape, args.d_final == nullptr ? nullptr : args.d_final + block.state_row,
                block.first_warp_channel(), lane);
@@ -103,8 +103,9 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
       Products::template add_outer<KP>(d_state.value, upstream, stage.q, lane);
       Products::end();
     };
-    if constexpr (!kWide) add_read();                            // while the solve goes on
-    const float unit = correct<Products, true>(x, stage, lane);  // of F in x
+    if constexpr (!kWide) add_read();  // while the solve goes on
+    const auto beta_pair = [&](int n) { return column_pair(stage.beta, n, lane); };
+    const float unit = correct<Products, true>(x, stage, beta_pair, NoProducts{}, lane);  // of F in x
     Products::template wait<0>(d_state.value);
 
     uint32_t rows[kChunk / 16][4];

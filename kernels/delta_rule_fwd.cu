@@ -11,33 +11,68 @@ struct ForwardParams {
   int stages = 1;
 };
 
-/// The warp's channels of the output, scaled by the query's factors, through its own columns of the value
-/// tile to global memory.
+/// Place of the four 8x8 blocks of the warp's channels and tokens 16 pair .. + 15 in the value tile, as
+/// load_blocks_transposed takes it.
 template <class Stage>
-__device__ void store_output(const float (&o)[kChunk / 8][4], const Stage& stage,
-                             const DeltaRuleForwardArgs& args, const ChunkPlace& place, int first_channel,
-                             int warp, int lane) {
-  const DeltaRuleShape& shape = args.in.shape;
+__device__ uint32_t value_blocks(const Stage& stage, int pair, int warp, int lane) {
+  return stage.value.piece(pair * 16 + (lane >> 4) * 8 + (lane & 7),
+                           warp * kWarpChannels + ((lane >> 3) & 1) * 8);
+}
+
+/// The warp's channels of the output, scaled by the query's factors, over its values in their tile.
+template <class Products, class Stage>
+__device__ void output_to_tile(const float (&o)[kChunk / 8][4], const Stage& stage, float scale, int warp,
+                               int lane) {
   __syncwarp();  // all lanes have read the warp's values
 #pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
-    const float2 rstd = column_pair(stage.q_rstd, n, lane);
-    const float2 factor = make_float2(args.in.scale * rstd.x, args.in.scale * rstd.y);
+  for (int pair = 0; pair < kChunk / 16; ++pair) {
+    uint32_t blocks[4];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t block =
-          transposed_block(pack_bf16(o[n][2 * half] * factor.x, o[n][2 * half + 1] * factor.y));
-      write_shared_bits(
-          stage.value.piece(n * 8 + (lane >> 2), warp * kWarpChannels + half * 8) + (lane & 3) * 4, block);
+    for (int side = 0; side < 2; ++side) {
+      const int n = 2 * pair + side;
+      const float2 rstd = column_pair(stage.q_rstd, n, lane);
+      const float2 factor = make_float2(scale * rstd.x, scale * rstd.y);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        blocks[2 * side + half] = pack_bf16(o[n][2 * half] * factor.x, o[n][2 * half + 1] * factor.y);
+    }
+    if constexpr (Products::kWarpgroup) {
+      store_blocks_transposed(value_blocks(stage, pair, warp, lane), blocks);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        write_shared_bits(
+            stage.value.piece(pair * 16 + (i >> 1) * 8 + (lane >> 2), warp * kWarpChannels + (i & 1) * 8) +
+                (lane & 3) * 4,
+            transposed_block(blocks[i]));
     }
   }
-  __syncwarp();
-  const int channel = warp * kWarpChannels + (lane & 1) * 8;  // within the block's
+}
+
+/// The output of channels `channel` .. + 7 of the block's and every Step-th token from `first` on, from the
+/// value tile to global memory.
+template <int Step, class Stage>
+__device__ void output_from_tile(const Stage& stage, const DeltaRuleForwardArgs& args,
+                                 const ChunkPlace& place, int first_channel, int channel, int first) {
+  const DeltaRuleShape& shape = args.in.shape;
   if (first_channel + channel >= shape.value_size) return;
-  for (int row = lane >> 1; row < place.rows; row += 16) {
-    const int64_t at = ((place.token + row) * shape.num_value_heads + place.head) * shape.value_size +
-                       first_channel + channel;
-    *reinterpret_cast<uint4*>(args.o + at) = read_shared_piece(stage.value.piece(row, channel));
+  const int64_t distance = static_cast<int64_t>(shape.num_value_heads) * shape.value_size;  // of tokens
+  __nv_bfloat16* to = args.o + (place.token + first) * distance +
+                      static_cast<int64_t>(place.head) * shape.value_size + first_channel + channel;
+  const uint32_t from = stage.value.piece(first, channel);
+  constexpr int kRounds = kChunk / Step;
+  constexpr int kAtOnce = kRounds < 4 ? kRounds : 4;
+  static_assert(Step % 8 == 0);  // so that a thread's pieces lie at equal distances
+#pragma unroll
+  for (int round = 0; round < kRounds; round += kAtOnce) {
+    uint4 pieces[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) pieces[i] = read_shared_piece(from + (round + i) * Step * 128);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int row = (round + i) * Step;
+      if (first + row < place.rows) *reinterpret_cast<uint4*>(to + row * distance) = pieces[i];
+    }
   }
 }
 
@@ -51,7 +86,15 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
     stage.copy_async(args.in, args.prepared, args.in.v, args.chunk_decay,
                      ChunkPlace(shape, block.sequence, chunk, block.head), block.first_channel);
   };
-  if (begin_scan<false, Products>(block, copy)) return;
+  // The warps that copy take the output of a chunk out of its stage, a thread the pieces that it brings next.
+  const auto retire = [&](int64_t chunk, const Stage& stage) {
+    constexpr int kPieces = Stage::kValues / 8;  // of a row
+    const int thread = copying_thread();
+    output_from_tile<Stage::kCopyThreads / kPieces>(
+        stage, args, ChunkPlace(shape, block.sequence, chunk, block.head), block.first_channel,
+        thread % kPieces * 8, thread / kPieces);
+  };
+  if (begin_scan<false, Products>(block, copy, retire)) return;
   StateRows<KP> state;
   state.load(shape, args.initial_state == nullptr ? nullptr : args.initial_state + block.state_row,
              block.first_warp_channel(), block.lane);
@@ -64,41 +107,70 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
 
     float x[kChunk / 8][4] = {};
     float o[kChunk / 8][4] = {};
-    if constexpr (KP > kDeltaRuleNarrowKeySize) {
+    constexpr bool kWideKeys = KP > kDeltaRuleNarrowKeySize;
+    uint32_t rounded[kWideKeys ? 1 : KP / 16][4];
+    // Of the state as it was before the chunk: what the queries read.
+    const auto read_by_queries = [&] {
+      if constexpr (!kWideKeys) {
+        Products::begin(o);
+        Products::template add_times_rows<KP>(o, rounded, stage.q, lane);
+        Products::end();
+      }
+    };
+    if constexpr (kWideKeys) {
       // Registers have no room for all of the state a second time, rounded.
 #pragma unroll
       for (int k = 0; k < KP / 16; ++k) {
-        uint32_t rounded[4];
-        state.round_block(rounded, k);
-        Products::add_block_times_rows(x, rounded, stage.k, k, lane);
-        Products::add_block_times_rows(o, rounded, stage.q, k, lane);
+        state.round_block(rounded[0], k);
+        Products::add_block_times_rows(x, rounded[0], stage.k, k, lane);
+        Products::add_block_times_rows(o, rounded[0], stage.q, k, lane);
         if (args.states != nullptr)
-          store_fragment<KP / 16>(args.states + block.value_rows(slot, KP), rounded, k, warp, lane);
+          store_fragment<KP / 16>(args.states + block.value_rows(slot, KP), rounded[0], k, warp, lane);
       }
     } else {
-      uint32_t rounded[KP / 16][4];
       state.round(rounded);
-      Products::begin(x, o);
+      Products::begin(x);
       Products::template add_times_rows<KP>(x, rounded, stage.k, lane);
       Products::end();
-      Products::template add_times_rows<KP>(o, rounded, stage.q, lane);
-      Products::end();
+      if constexpr (!Products::kWarpgroup) read_by_queries();
       if (args.states != nullptr) store_blocks(args.states + block.value_rows(slot, KP), rounded, warp, lane);
-      Products::template wait<1>(x);
     }
+    // What the rest needs of the stage, by warpgroups read while the product goes on.
+    constexpr bool kEarly = Products::kWarpgroup;
+    float2 early_reading[kEarly ? kChunk / 8 : 1];
+    float2 early_beta[kEarly ? kChunk / 8 : 1];
+    uint32_t early_values[kEarly ? kChunk / 16 : 1][4];
+    const auto load_reading = [&](int n) {
+      float2 factor = column_pair(stage.k_rstd, n, lane);
+      if constexpr (kDecay == Decay::kScalar) {
+        const float2 from_start = stage.from_start_pair(n, lane);
+        factor = make_float2(factor.x * from_start.x, factor.y * from_start.y);
+      }
+      return factor;
+    };
+    if constexpr (kEarly) {
+#pragma unroll
+      for (int n = 0; n < kChunk / 8; ++n) {
+        early_reading[n] = load_reading(n);
+        early_beta[n] = column_pair(stage.beta, n, lane);
+      }
+#pragma unroll
+      for (int pair = 0; pair < kChunk / 16; ++pair)
+        load_blocks_transposed(early_values[pair], value_blocks(stage, pair, warp, lane));
+    }
+    Products::template wait<0>(x);
 #pragma unroll
     for (int pair = 0; pair < kChunk / 16; ++pair) {
-      uint32_t v[4];
-      load_blocks_transposed(v, stage.value.piece(pair * 16 + (lane >> 4) * 8 + (lane & 7),
-                                                  warp * kWarpChannels + ((lane >> 3) & 1) * 8));
+      uint32_t(&v)[4] = early_values[kEarly ? pair : 0];
+      if constexpr (!kEarly) load_blocks_transposed(v, value_blocks(stage, pair, warp, lane));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int n = 2 * pair + half;
-        float2 reading = column_pair(stage.k_rstd, n, lane);
-        if constexpr (kDecay == Decay::kScalar) {
-          const float2 from_start = stage.from_start_pair(n, lane);
-          reading = make_float2(reading.x * from_start.x, reading.y * from_start.y);
-        }
+        float2 reading;
+        if constexpr (kEarly)
+          reading = early_reading[n];
+        else
+          reading = load_reading(n);
         const float2 low = unpack_bf16(v[2 * half]);
         const float2 high = unpack_bf16(v[2 * half + 1]);
         x[n][0] = low.x - reading.x * x[n][0];
@@ -107,15 +179,40 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
         x[n][3] = high.y - reading.y * x[n][3];
       }
     }
-    const float unit = correct<Products, false>(x, stage, lane);  // of E in x
-    Products::template wait<0>(o);
+    const auto beta_pair = [&](int n) {
+      if constexpr (kEarly)
+        return early_beta[n];
+      else
+        return column_pair(stage.beta, n, lane);
+    };
+    // The queries' product is queued behind the solve, so that the tensor cores have it while the solve's
+    // sums come back.
+    const auto queue_queries = [&] {
+      if constexpr (kEarly) {
+        read_by_queries();
+#pragma unroll
+        for (int n = 0; n < kChunk / 8; ++n) {
+          const float2 writing = stage.write_pair(n, lane);
+          early_beta[n] = make_float2(early_beta[n].x * writing.x, early_beta[n].y * writing.y);
+        }
+      }
+    };
+    // Of E on its way into the state and the output.
+    const auto writing_pair = [&](int n) {
+      if constexpr (kEarly) return early_beta[n];
+      const float2 beta = column_pair(stage.beta, n, lane);
+      const float2 writing = stage.write_pair(n, lane);
+      return make_float2(beta.x * writing.x, beta.y * writing.y);
+    };
+    const float unit =
+        correct<Products, false>(x, stage, beta_pair, products_behind(queue_queries), lane);  // of E in x
 
     uint32_t rows[kChunk / 16][4];
     round_scaled(rows, x, [&](int n) {
-      const float2 beta = column_pair(stage.beta, n, lane);
-      const float2 writing = stage.write_pair(n, lane);
-      return make_float2(unit * beta.x * writing.x, unit * beta.y * writing.y);
+      const float2 writing = writing_pair(n);
+      return make_float2(unit * writing.x, unit * writing.y);
     });
+    Products::template wait<0>(o);
     if constexpr (kDecay == Decay::kScalar)
       scale_columns(o, [&](int n) { return stage.from_start_pair(n, lane); });
     Products::begin(o);
@@ -125,10 +222,9 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
     if constexpr (kDecay == Decay::kScalar) {
       uint32_t to_end_rows[kChunk / 16][4];
       round_scaled(to_end_rows, x, [&](int n) {
-        const float2 beta = column_pair(stage.beta, n, lane);
-        const float2 writing = stage.write_pair(n, lane);
         const float2 to_end = stage.to_end_pair(n, lane);
-        return make_float2(unit * beta.x * writing.x * to_end.x, unit * beta.y * writing.y * to_end.y);
+        const float2 writing = writing_pair(n);
+        return make_float2(unit * writing.x * to_end.x, unit * writing.y * to_end.y);
       });
       Products::begin(state.value);
       Products::template add_outer<KP>(state.value, to_end_rows, stage.w, lane);
@@ -138,12 +234,17 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
     }
     Products::end();
     Products::template wait<1>(o);
+    output_to_tile<Products>(o, stage, args.in.scale, warp, lane);
     if (args.error != nullptr) {
       uint32_t error[kChunk / 16][4];
       round_scaled(error, x, [unit](int) { return make_float2(unit, unit); });
       store_blocks(args.error + block.value_rows(slot, kChunk), error, warp, lane);
     }
-    store_output(o, stage, args, place, block.first_channel, warp, lane);
+    if constexpr (!Products::kWarpgroup) {
+      __syncwarp();
+      output_from_tile<16>(stage, args, place, block.first_channel, warp * kWarpChannels + (lane & 1) * 8,
+                           lane >> 1);
+    }
     Products::template wait<0>(state.value);
   });
   state.store(shape, args.final_state + block.state_row, block.first_warp_channel(), block.lane);

@@ -54,6 +54,15 @@ __device__ inline void give_registers() {
 #endif
 }
 
+/// What load_blocks_transposed reads, to where it reads it.
+__device__ inline void store_blocks_transposed(uint32_t row_address, const uint32_t (&blocks)[4]) {
+#if OSDN_WGMMA
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row_address),
+               "r"(blocks[0]), "r"(blocks[1]), "r"(blocks[2]), "r"(blocks[3])
+               : "memory");
+#endif
+}
+
 /// Keeps the compiler from moving uses of sums across the calls around it.
 template <int Blocks>
 __device__ inline void wgmma_pin(float (&acc)[Blocks][4]) {

@@ -4,17 +4,17 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/common/mbarrier.cuh"
 #include "kernels/detail/delta_rule_chunk.cuh"
 #include "kernels/detail/delta_rule_launch.h"
 #include "kernels/detail/delta_rule_products.cuh"
+#include "kernels/detail/delta_rule_solve.cuh"
 
 namespace osdn::kernels {
 
 constexpr int kWarpChannels = 16;
-constexpr int kHalfExponent = 14;       // of the largest number stored in fp16
-constexpr int kSmallestExponent = -50;  // of numbers that are scaled up to it in full
 
 // Registers of a thread that computes and of one that copies, in a block of eight and four warps.
 constexpr int kComputeRegisters = 224;
@@ -228,125 +228,6 @@ __device__ void store_blocks(__nv_bfloat16* target, const uint32_t (&fragments)[
   for (int k = 0; k < Count; ++k) store_fragment<Count>(target, fragments[k], k, warp, lane);
 }
 
-/// x times a factor a column.
-template <typename Factor>
-__device__ void scale_columns(float (&x)[kChunk / 8][4], const Factor& factor) {
-#pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
-    const float2 f = factor(n);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[n][i] *= i & 1 ? f.y : f.x;
-  }
-}
-
-/// n of the power 2^-n that brings this warp's largest value to 2^14 .. 2^15, where fp16 loses least below
-/// it: gradients may be small, and across a chunk decays make them smaller still. `largest`: of this lane's
-/// values.
-__device__ inline int half_exponent(float largest) {
-  const int exponent = static_cast<int>(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)) >> 23) - 127;
-  return max(exponent, kSmallestExponent) - kHalfExponent;
-}
-
-/// 2^exponent, or the nearest power that fp32 has.
-__device__ inline float power_of_two(int exponent) {
-  return __uint_as_float((min(max(exponent, -126), 127) + 127) << 23);
-}
-
-/// Accumulators of 16 rows and 64 columns, scaled by `factor(block)` (a pair of columns), as bf16 A
-/// fragments.
-template <typename Factor>
-__device__ void round_scaled(uint32_t (&out)[kChunk / 16][4], const float (&x)[kChunk / 8][4],
-                             const Factor& factor) {
-#pragma unroll
-  for (int k = 0; k < kChunk / 16; ++k) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 f = factor(2 * k + half);
-      out[k][2 * half] = pack_bf16(x[2 * k + half][0] * f.x, x[2 * k + half][1] * f.y);
-      out[k][2 * half + 1] = pack_bf16(x[2 * k + half][2] * f.x, x[2 * k + half][3] * f.y);
-    }
-  }
-}
-
-/// x += rows times the transposed matrix, or times the matrix: a part of Y.
-template <class Products, bool kTransposed, bool kHalf>
-__device__ void add_times_solve(float (&x)[kChunk / 8][4], const uint32_t (&rows)[kChunk / 16][4],
-                                const typename Products::Triangle& matrix, int lane) {
-  if constexpr (kTransposed)
-    Products::template add_times_upper<kHalf>(x, rows, matrix, lane);
-  else
-    Products::template add_times_lower<kHalf>(x, rows, matrix, lane);
-}
-
-/// x - Y (beta x), transposed (eq. 11), or x - Y^T (beta x) (eq. 12). Both factors are in two parts of bf16,
-/// so that numbers far smaller than the largest one keep their digits.
-template <class Products, bool kTransposed, class Stage>
-__device__ void correct_wide(float (&x)[kChunk / 8][4], const Stage& stage, int lane) {
-  uint32_t high[kChunk / 16][4];  // of -beta x
-  uint32_t low[kChunk / 16][4];
-#pragma unroll
-  for (int k = 0; k < kChunk / 16; ++k) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int n = 2 * k + half;
-      const float2 beta = column_pair(stage.beta, n, lane);
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        const float2 scaled = make_float2(-beta.x * x[n][2 * row], -beta.y * x[n][2 * row + 1]);
-        high[k][2 * half + row] = pack_bf16(scaled.x, scaled.y);
-        const float2 stored = unpack_bf16(high[k][2 * half + row]);
-        low[k][2 * half + row] = pack_bf16(scaled.x - stored.x, scaled.y - stored.y);
-      }
-    }
-  }
-  Products::begin(x);
-  add_times_solve<Products, kTransposed, false>(x, low, stage.inverse, lane);
-  add_times_solve<Products, kTransposed, false>(x, high, stage.remainder, lane);
-  add_times_solve<Products, kTransposed, false>(x, high, stage.inverse, lane);
-  Products::end();
-  Products::template wait<0>(x);
-}
-
-/// The same, divided by the power of two that is returned, with factors in fp16.
-template <class Products, bool kTransposed, class Stage>
-__device__ float correct(float (&x)[kChunk / 8][4], const Stage& stage, int lane) {
-  if constexpr (Stage::kWide) {
-    correct_wide<Products, kTransposed>(x, stage, lane);
-    return 1.0f;
-  }
-  uint32_t scaled[kChunk / 16][4];  // -beta x in fp16
-  float largest = 0.0f;
-#pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
-    const float2 beta = column_pair(stage.beta, n, lane);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(x[n][i] * (i & 1 ? beta.y : beta.x)));
-  }
-  const int exponent = half_exponent(largest);
-  const float scale = -power_of_two(-exponent);
-#pragma unroll
-  for (int k = 0; k < kChunk / 16; ++k) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int n = 2 * k + half;
-      const float2 beta = column_pair(stage.beta, n, lane);
-      const float2 factor = make_float2(beta.x * scale, beta.y * scale);
-      scaled[k][2 * half] = pack_fp16(x[n][0] * factor.x, x[n][1] * factor.y);
-      scaled[k][2 * half + 1] = pack_fp16(x[n][2] * factor.x, x[n][3] * factor.y);
-    }
-  }
-  // Y and beta x are stored divided by powers of two; the sum is taken in units of their product.
-  const int unit = exponent + static_cast<int>(read_shared_bits(stage.inverse_scale) >> 23) - 127;
-  const float inverse_unit = power_of_two(-unit);
-  scale_columns(x, [&](int) { return make_float2(inverse_unit, inverse_unit); });
-  Products::begin(x);
-  add_times_solve<Products, kTransposed, true>(x, scaled, stage.inverse, lane);
-  add_times_solve<Products, kTransposed, true>(x, scaled, stage.remainder, lane);
-  Products::end();
-  Products::template wait<0>(x);
-  return power_of_two(unit);
-}
-
 /// What a block of a scan, forward or reverse, is about: a (sequence, value head) pair and its value
 /// channels.
 template <class Stage>
@@ -397,10 +278,14 @@ __device__ int64_t chunk_at(const SequencePlace& sequence, int64_t i) {
   return kReverse ? sequence.chunks - 1 - i : i;
 }
 
+/// Nothing that the warps that copy take out of a stage.
+struct NothingToRetire {};
+
 /// Sets the first copies going, by `copy(chunk, stage)`. With warpgroups four warps of the block copy chunk
-/// after chunk into the stages that the others have done with; to them this returns true at the end.
-template <bool kReverse, class Products, class Stage, typename Copy>
-__device__ bool begin_scan(const ScanBlock<Stage>& block, const Copy& copy) {
+/// after chunk into the stages that the others have done with, and before that call `retire(chunk, stage)`
+/// for what the others have left there of a chunk; to them this returns true at the end.
+template <bool kReverse, class Products, class Stage, typename Copy, typename Retire>
+__device__ bool begin_scan(const ScanBlock<Stage>& block, const Copy& copy, const Retire& retire) {
   const int64_t chunks = block.sequence.chunks;
   if constexpr (!Products::kWarpgroup) {
     if (chunks > 0) copy(chunk_at<kReverse>(block.sequence, 0), block.stage(0));
@@ -420,12 +305,19 @@ __device__ bool begin_scan(const ScanBlock<Stage>& block, const Copy& copy) {
       return false;
     }
     if constexpr (Stage::kComputeWarps == 8) give_registers<kCopyRegisters>();
+    constexpr bool kRetires = !std::is_same_v<Retire, NothingToRetire>;
+    const int64_t rounds = kRetires ? chunks + block.stages : chunks;
     int index = 0;
     int parity = 1;
-    for (int64_t i = 0; i < chunks; ++i) {
+    for (int64_t i = 0; i < rounds; ++i) {
       mbarrier_wait(block.empty(index), parity);
-      copy(chunk_at<kReverse>(block.sequence, i), block.stage(index));
-      mbarrier_arrive_after_copies(block.full(index));
+      if constexpr (kRetires)
+        if (i >= block.stages)
+          retire(chunk_at<kReverse>(block.sequence, i - block.stages), block.stage(index));
+      if (!kRetires || i < chunks) {
+        copy(chunk_at<kReverse>(block.sequence, i), block.stage(index));
+        mbarrier_arrive_after_copies(block.full(index));
+      }
       if (++index == block.stages) {
         index = 0;
         parity ^= 1;

@@ -18,6 +18,16 @@ template <int Registers>
 void take_registers() {}
 template <int Registers>
 void give_registers() {}
+inline void store_blocks_transposed(uint32_t row_address, const uint32_t (&blocks)[4]) {
+  using namespace emulation;
+  warp().values[lane()] = row_address;
+  meet_warp();
+  for (int i = 0; i < 4; ++i)
+    for (int column = 0; column < 2; ++column)
+      write_shared_as<uint16_t>(warp().values[8 * i + lane() % 4 * 2 + column] + lane() / 4 * 2,
+                                half_of(blocks[i], column));
+  meet_warp();
+}
 template <int Blocks>
 void wgmma_pin(float (&)[Blocks][4]) {}
 

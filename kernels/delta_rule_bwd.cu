@@ -41,15 +41,15 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
   const int warp = block.warp;
   const int lane = block.lane;
   const auto copy = [&](int64_t chunk, const Stage& stage) {
-    stage.copy_async(args.in, args.prepared, args.d_o, args.chunk_decay,
-                     ChunkPlace(shape, block.sequence, chunk, block.head), block.first_channel);
+    stage.copy_async(args.in, args.prepared, args.d_o, args.chunk_decay, block.place(shape, chunk),
+                     block.first_channel);
   };
   if (begin_scan<true, Products>(block, copy, NothingToRetire{})) return;
   StateRows<KP> d_state;
   d_state.load(shape, args.d_final == nullptr ? nullptr : args.d_final + block.state_row,
                block.first_warp_channel(), lane);
   for_each_chunk<true, Products>(block, copy, [&](int64_t chunk, const Stage& stage) {
-    const ChunkPlace place(shape, block.sequence, chunk, block.head);
+    const ChunkPlace place = block.place(shape, chunk);
     const int64_t slot = place.slot(shape);
 
     float x[kChunk / 8][4] = {};

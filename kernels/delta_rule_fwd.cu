@@ -60,18 +60,17 @@ __device__ void output_from_tile(const Stage& stage, const DeltaRuleForwardArgs&
   __nv_bfloat16* to = args.o + (place.token + first) * distance +
                       static_cast<int64_t>(place.head) * shape.value_size + first_channel + channel;
   const uint32_t from = stage.value.piece(first, channel);
-  constexpr int kRounds = kChunk / Step;
-  constexpr int kAtOnce = kRounds < 4 ? kRounds : 4;
-  static_assert(Step % 8 == 0);  // so that a thread's pieces lie at equal distances
+  constexpr int kAtOnce = 4;
+  static_assert(Step % 8 == 0 && kChunk % (kAtOnce * Step) == 0);  // so that pieces lie at equal distances
 #pragma unroll
-  for (int round = 0; round < kRounds; round += kAtOnce) {
+  for (int row = 0; row < kChunk; row += kAtOnce * Step) {
     uint4 pieces[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) pieces[i] = read_shared_piece(from + (round + i) * Step * 128);
+    for (int i = 0; i < kAtOnce; ++i) pieces[i] = read_shared_piece(from + (row + i * Step) * 128);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int row = (round + i) * Step;
-      if (first + row < place.rows) *reinterpret_cast<uint4*>(to + row * distance) = pieces[i];
+      if (first + row + i * Step < place.rows) *reinterpret_cast<uint4*>(to) = pieces[i];
+      to += Step * distance;
     }
   }
 }
@@ -83,16 +82,15 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
   const ScanBlock<Stage> block(args.in, shared_base, stages);
   const int warp = block.warp;
   const auto copy = [&](int64_t chunk, const Stage& stage) {
-    stage.copy_async(args.in, args.prepared, args.in.v, args.chunk_decay,
-                     ChunkPlace(shape, block.sequence, chunk, block.head), block.first_channel);
+    stage.copy_async(args.in, args.prepared, args.in.v, args.chunk_decay, block.place(shape, chunk),
+                     block.first_channel);
   };
   // The warps that copy take the output of a chunk out of its stage, a thread the pieces that it brings next.
   const auto retire = [&](int64_t chunk, const Stage& stage) {
     constexpr int kPieces = Stage::kValues / 8;  // of a row
     const int thread = copying_thread();
     output_from_tile<Stage::kCopyThreads / kPieces>(
-        stage, args, ChunkPlace(shape, block.sequence, chunk, block.head), block.first_channel,
-        thread % kPieces * 8, thread / kPieces);
+        stage, args, block.place(shape, chunk), block.first_channel, thread % kPieces * 8, thread / kPieces);
   };
   if (begin_scan<false, Products>(block, copy, retire)) return;
   StateRows<KP> state;
@@ -102,7 +100,7 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
     // Where the state fills the registers the lane is read anew, so that what is derived from it is not kept
     // around the loop.
     const int lane = KP > kDeltaRuleNarrowKeySize ? copying_thread() % 32 : block.lane;
-    const ChunkPlace place(shape, block.sequence, chunk, block.head);
+    const ChunkPlace place = block.place(shape, chunk);
     const int64_t slot = place.slot(shape);
 
     float x[kChunk / 8][4] = {};

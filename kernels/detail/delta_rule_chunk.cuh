@@ -47,12 +47,16 @@ struct ChunkPlace {
 
   __device__ ChunkPlace(const DeltaRuleShape& shape, const SequencePlace& sequence, int64_t index_in_sequence,
                         int value_head)
+      : ChunkPlace(sequence, index_in_sequence, value_head,
+                   value_head / (shape.num_value_heads / shape.num_key_heads)) {}
+  __device__ ChunkPlace(const SequencePlace& sequence, int64_t index_in_sequence, int value_head,
+                        int head_of_keys)
       : chunk(sequence.first_chunk + index_in_sequence),
         token(sequence.first_token + index_in_sequence * kChunk),
         rows(static_cast<int>(min(static_cast<int64_t>(kChunk), sequence.end_token - token))),
         exists(token < sequence.end_token),
         head(value_head),
-        key_head(value_head / (shape.num_value_heads / shape.num_key_heads)) {}
+        key_head(head_of_keys) {}
 
   /// Of a chunk that exists, when its number is not asked for any more.
   __device__ ChunkPlace(int64_t first_token, int num_rows, int value_head, int its_key_head)

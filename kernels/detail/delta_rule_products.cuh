@@ -11,8 +11,6 @@ namespace osdn::kernels {
 struct WarpProducts {
   using Triangle = TriangleTile;
   static constexpr int kTriangleBytes = TriangleTile::kBytes;
-  /// Where the `piece`-th 16 bytes of a triangle of a workspace belong.
-  __device__ static uint32_t triangle_offset(int piece) { return piece * 16; }
   static constexpr bool kWarpgroup = false;
   static constexpr bool kAvailable = true;
 
@@ -107,9 +105,6 @@ struct WarpProducts {
 struct WarpgroupProducts {
   using Triangle = RowTile<kChunk>;  // with zeros above the diagonal: sums of one shape need no order
   static constexpr int kTriangleBytes = kSquareBytes;
-  __device__ static uint32_t triangle_offset(int piece) {
-    return triangle_piece_in(RowTile<kChunk>{0}, piece);
-  }
   static constexpr bool kWarpgroup = true;
   static constexpr bool kAvailable = OSDN_WGMMA != 0;  // in this pass of the compiler
 

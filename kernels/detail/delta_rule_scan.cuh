@@ -131,18 +131,53 @@ struct ScanStage {
  private:
   /// Both parts of Y and the pairs.
   __device__ void copy_triangles(const __half* solve, const __nv_bfloat16* products) const {
-    constexpr int kPieces = TriangleTile::kBytes / 16;
     const int thread = copying_thread();
+    const char* from[2] = {reinterpret_cast<const char*>(solve), reinterpret_cast<const char*>(products)};
+    if constexpr (Products::kWarpgroup) {
+      // A warp takes every fourth 16x16 block, so that places are known but for the lane's share of them.
+      const int lane = thread % 32;
+      const uint32_t rows = inverse.base + (lane >> 4) * 1024 + (lane & 7) * 128;
+      const uint32_t piece = ((lane >> 3 & 1) ^ (lane & 7)) << 4;
+      uint32_t targets[4];  // by column of blocks
 #pragma unroll
-    for (int first = 0; first < 3 * kPieces; first += kCopyThreads) {
-      const int piece = first + thread;
-      if (piece >= 3 * kPieces) break;
-      const int matrix = piece / kPieces;
-      const char* from = matrix < 2 ? reinterpret_cast<const char*>(solve)
-                                    : reinterpret_cast<const char*>(products) - 2 * TriangleTile::kBytes;
-      copy_async_16(inverse.base + matrix * Products::kTriangleBytes +
-                        Products::triangle_offset(piece - matrix * kPieces),
-                    from + piece * 16, true);
+      for (int column = 0; column < 4; ++column) targets[column] = rows + (piece ^ column << 5);
+      from[0] += lane * 16;
+      from[1] += lane * 16 - 2 * TriangleTile::kBytes;
+      static_assert(kCopyWarps == 4);
+      const int warp = thread / 32;
+      if (warp == 0)
+        copy_blocks<0>(targets, from);
+      else if (warp == 1)
+        copy_blocks<1>(targets, from);
+      else if (warp == 2)
+        copy_blocks<2>(targets, from);
+      else
+        copy_blocks<3>(targets, from);
+    } else {
+      constexpr int kPieces = TriangleTile::kBytes / 16;
+#pragma unroll
+      for (int first = 0; first < 3 * kPieces; first += kCopyThreads) {
+        const int piece = first + thread;
+        if (piece >= 3 * kPieces) break;
+        const int matrix = piece / kPieces;
+        copy_async_16(inverse.base + piece * 16,
+                      (matrix < 2 ? from[0] : from[1] - 2 * TriangleTile::kBytes) + piece * 16, true);
+      }
+    }
+  }
+
+  /// The blocks that one of the warps that copy takes. `targets`: places in the first of a row of blocks, by
+  /// column; `from`: of both parts of Y, and what the pairs would have as their third.
+  template <int Warp>
+  __device__ static void copy_blocks(const uint32_t (&targets)[4], const char* const (&from)[2]) {
+#pragma unroll
+    for (int number = Warp; number < 3 * TriangleTile::kBlocks; number += kCopyWarps) {
+      const int matrix = number / TriangleTile::kBlocks;
+      const int block = number % TriangleTile::kBlocks;
+      const int row = (block >= 1) + (block >= 3) + (block >= 6);
+      copy_async_16(
+          targets[block - TriangleTile::block(row, 0)] + matrix * Products::kTriangleBytes + row * 2048,
+          from[matrix / 2] + number * 512, true);
     }
   }
 };
@@ -233,6 +268,7 @@ __device__ void store_blocks(__nv_bfloat16* target, const uint32_t (&fragments)[
 template <class Stage>
 struct ScanBlock {
   int head;
+  int key_head;
   int64_t number;  // of the sequence
   SequencePlace sequence;
   int first_channel;  // of the block
@@ -246,6 +282,7 @@ struct ScanBlock {
 
   __device__ ScanBlock(const DeltaRuleInputs& in, uint32_t shared_base, int num_stages)
       : head(static_cast<int>(blockIdx.x % in.shape.num_value_heads)),
+        key_head(head / (in.shape.num_value_heads / in.shape.num_key_heads)),
         number(in.shape.order[blockIdx.x / in.shape.num_value_heads]),
         sequence(in.shape, number),
         first_channel(static_cast<int>(blockIdx.y) * Stage::kValues),
@@ -257,6 +294,11 @@ struct ScanBlock {
         base(shared_base),
         stages(num_stages) {}
 
+  __device__ ChunkPlace place(const DeltaRuleShape& shape, int64_t chunk) const {
+    // Warps that only copy have a register for the head of the keys, the others find it anew.
+    if constexpr (Stage::kCopyWarps > 0) return {sequence, chunk, head, key_head};
+    return {shape, sequence, chunk, head};
+  }
   __device__ int first_warp_channel() const { return first_channel + warp * kWarpChannels; }
   __device__ Stage stage(int index) const {
     return Stage(base + index * Stage::bytes(own_write_key), own_write_key);

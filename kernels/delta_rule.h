@@ -103,6 +103,8 @@ struct DeltaRuleForwardArgs {
   float* final_state = nullptr;          // [S, HV, K, V] written
   __nv_bfloat16* error = nullptr;        // [M, HV, VP, 64] written: E transposed, in blocks; null: not kept
   __nv_bfloat16* states = nullptr;  // [M, HV, VP, KP] written: state before each chunk, transposed, in blocks
+  bool behind_prepare =
+      false;  // queued right behind the `prepare` that makes `prepared`: may start as it ends
 };
 
 struct DeltaRuleBackwardScanArgs {

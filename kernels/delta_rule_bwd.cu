@@ -42,7 +42,7 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
   const int lane = block.lane;
   const auto copy = [&](int64_t chunk, const Stage& stage) {
     stage.copy_async(args.in, args.prepared, args.d_o, args.chunk_decay, block.place(shape, chunk),
-                     block.first_channel);
+                     block.first_channel, [] {});
   };
   if (begin_scan<true, Products>(block, copy, NothingToRetire{})) return;
   StateRows<KP> d_state;

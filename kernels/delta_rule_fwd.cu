@@ -1,6 +1,7 @@
 // Second pass of the delta rule: the scan over the chunks of a sequence (docs/ops/delta_rule.md eq. 5, 6,
 // 11), one block a (sequence, value head, 64 or 128 value channels). Two stages of tiles where shared memory
 // allows.
+#include "kernels/common/early_start.cuh"
 #include "kernels/detail/delta_rule_scan.cuh"
 
 namespace osdn::kernels {
@@ -83,7 +84,10 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
   const int warp = block.warp;
   const auto copy = [&](int64_t chunk, const Stage& stage) {
     stage.copy_async(args.in, args.prepared, args.in.v, args.chunk_decay, block.place(shape, chunk),
-                     block.first_channel);
+                     block.first_channel, [chunk] {
+                       if constexpr (Products::kWarpgroup)
+                         if (chunk == 0) wait_for_kernel_before();
+                     });
   };
   // The warps that copy take the output of a chunk out of its stage, a thread the pieces that it brings next.
   const auto retire = [&](int64_t chunk, const Stage& stage) {
@@ -271,8 +275,13 @@ void launch(const DeltaRuleForwardArgs& args, CUstream_st* stream) {
     const int stages = scan_stages<Products>(bytes);
     const dim3 grid(static_cast<unsigned>(items),
                     static_cast<unsigned>(delta_rule_padded_value_size(shape.value_size) / Stage::kValues));
-    launch_kernel(delta_rule_forward_kernel<KP, Warps, kDecay, Products>, grid, Stage::kThreads,
-                  stages * bytes + scan_barrier_bytes(stages), ForwardParams{args, stages}, stream);
+    const auto kernel = delta_rule_forward_kernel<KP, Warps, kDecay, Products>;
+    const int shared_bytes = stages * bytes + scan_barrier_bytes(stages);
+    const ForwardParams params{args, stages};
+    if (Products::kWarpgroup && args.behind_prepare)
+      launch_early_kernel(kernel, grid, Stage::kThreads, shared_bytes, params, stream);
+    else
+      launch_kernel(kernel, grid, Stage::kThreads, shared_bytes, params, stream);
   });
 }
 

@@ -1,6 +1,7 @@
 // First pass of the delta rule: everything of a chunk that does not depend on the state, one block of four
 // warps a (chunk, value head). Norms of q and k, sums of the log-decays, the products Q W^T and K W^T, and Y
 // = (I + M diag(beta))^-1 M by forward substitution in fp32 (docs/ops/delta_rule.md eq. 4, 11).
+#include "kernels/common/early_start.cuh"
 #include "kernels/detail/delta_rule_chunk.cuh"
 #include "kernels/detail/delta_rule_inverse.cuh"
 #include "kernels/detail/delta_rule_launch.h"
@@ -157,12 +158,22 @@ __device__ inline float2 product(const float2& x, const float2& y) {
 }
 __device__ inline float2 product(const float2& x, float y) { return make_float2(x.x * y, x.y * y); }
 
+/// The chunk that comes as the `i`-th of all. Where sequences are of one length, the last chunks of all of
+/// them come first and their first chunks last: those the scan begins with, and finds in the L2 cache.
+__device__ int64_t chunk_in_turn(const DeltaRuleShape& shape, unsigned i) {
+  const auto sequences = static_cast<unsigned>(shape.num_sequences);
+  const unsigned each = static_cast<unsigned>(shape.num_chunks) / sequences;
+  const unsigned turn = i / sequences;
+  return turn < each ? (i - turn * sequences) * each + (each - 1 - turn) : i;
+}
+
 template <int KP, bool kGated, class Products>
 __device__ void prepare_chunk(const DeltaRulePrepareArgs& args, uint32_t base) {
+  let_next_kernel_start();
   const DeltaRuleShape& shape = args.in.shape;
   const int head = static_cast<int>(blockIdx.x % shape.num_value_heads);
   // Asked of the lists, not of the place: kept until there, its parts do not all fit the registers.
-  const int64_t chunk = blockIdx.x / shape.num_value_heads;
+  const int64_t chunk = chunk_in_turn(shape, blockIdx.x / shape.num_value_heads);
   if (chunk >= shape.chunk_offsets[shape.num_sequences]) return;
   const ChunkPlace place = place_of(shape, chunk, head);
   const int64_t slot = place.slot(shape);
@@ -283,8 +294,9 @@ void launch_prepare(const DeltaRulePrepareArgs& args, CUstream_st* stream) {
 }  // namespace
 
 void launch(const DeltaRulePrepareArgs& args, CUstream_st* stream) {
-  if (args.in.shape.num_chunks * args.in.shape.num_value_heads == 0) return;
-  by_any_key_size(args.in.shape, [&](auto padded) {
+  const DeltaRuleShape& shape = args.in.shape;
+  if (shape.num_sequences == 0 || shape.num_chunks * shape.num_value_heads == 0) return;
+  by_any_key_size(shape, [&](auto padded) {
     constexpr int KP = decltype(padded)::value;
     args.in.log_decay != nullptr ? launch_prepare<KP, true>(args, stream)
                                  : launch_prepare<KP, false>(args, stream);

@@ -61,6 +61,25 @@ void launch_kernel(void (*kernel)(Args), dim3 grid, int threads, int bytes, cons
   kernel<<<grid, threads, bytes, stream>>>(args);
   OSDN_CUDA_CHECK(cudaGetLastError());
 }
+/// The same of a kernel that may start before the one queued before it has ended (common/early_start.cuh).
+/// On a device of compute capability 9.0.
+template <typename Args>
+void launch_early_kernel(void (*kernel)(Args), dim3 grid, int threads, int bytes, const Args& args,
+                         CUstream_st* stream) {
+  allow_shared_memory(kernel, bytes);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(bytes);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  void* arguments[] = {const_cast<Args*>(&args)};
+  OSDN_CUDA_CHECK(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments));
+}
 template <typename Args>
 void launch_kernel(void (*kernel)(Args, int), dim3 grid, int threads, int bytes, const Args& args, int more,
                    CUstream_st* stream) {

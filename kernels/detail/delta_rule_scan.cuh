@@ -99,9 +99,11 @@ struct ScanStage {
     return write_scale == 0 ? make_float2(1.0f, 1.0f) : column_pair(write_scale, block, lane);
   }
 
+  /// `ready()` is called before anything of `prepared` is read.
+  template <typename Ready>
   __device__ void copy_async(const DeltaRuleInputs& in, const DeltaRulePrepared& prepared,
                              const DeltaRuleRows& values, const float* chunk_decay, const ChunkPlace& place,
-                             int first_channel) const {
+                             int first_channel, const Ready& ready) const {
     const DeltaRuleShape& shape = in.shape;
     copy_rows_async<kCopyThreads>(k, rows_at(in.k, place.token, place.key_head), in.k.token_stride,
                                   place.rows, shape.key_size);
@@ -112,6 +114,7 @@ struct ScanStage {
     if (write_scale == 0)
       copy_rows_async<kCopyThreads>(w, rows_at(in.write_key, place.token, place.head),
                                     in.write_key.token_stride, place.rows, shape.key_size);
+    ready();
     const int64_t slot = place.slot(shape);
     copy_triangles(prepared.inverse + slot * (2 * kDeltaRuleTriangle),
                    prepared.pairs + slot * kDeltaRuleTriangle);

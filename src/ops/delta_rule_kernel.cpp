@@ -64,7 +64,8 @@ Forward forward_kernel(const Problem& problem, bool keep) {
                                        .o = detail::pointer<__nv_bfloat16>(result.o),
                                        .final_state = detail::pointer<float>(result.final_state),
                                        .error = detail::pointer<__nv_bfloat16>(result.error),
-                                       .states = detail::pointer<__nv_bfloat16>(result.states)},
+                                       .states = detail::pointer<__nv_bfloat16>(result.states),
+                                       .behind_prepare = true},
          current_stream());
   return result;
 }

@@ -31,6 +31,11 @@ void launch_kernel(void (*kernel)(Args), dim3 grid, int threads, int bytes, cons
   run_blocks(reinterpret_cast<const void*>(kernel), grid, threads, bytes, [&] { kernel(args); });
 }
 template <typename Args>
+void launch_early_kernel(void (*kernel)(Args), dim3 grid, int threads, int bytes, const Args& args,
+                         CUstream_st* stream) {
+  launch_kernel(kernel, grid, threads, bytes, args, stream);
+}
+template <typename Args>
 void launch_kernel(void (*kernel)(Args, int), dim3 grid, int threads, int bytes, const Args& args, int more,
                    CUstream_st*) {
   run_blocks(reinterpret_cast<const void*>(kernel), grid, threads, bytes, [&] { kernel(args, more); });

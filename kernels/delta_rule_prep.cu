@@ -275,7 +275,9 @@ __device__ void prepare_chunk(const DeltaRulePrepareArgs& args, uint32_t base) {
 }
 
 template <int KP, bool kGated, class Products>
-__global__ void __launch_bounds__(kPrepareThreads, KP > 128 ? 2 : 6)
+__global__ void __launch_bounds__(kPrepareThreads, KP > 128                                    ? 2
+                                                   : KP > 64 && kGated && Products::kWarpgroup ? 5
+                                                                                               : 6)
     delta_rule_prepare_kernel(const __grid_constant__ DeltaRulePrepareArgs args) {
   if constexpr (Products::kAvailable) prepare_chunk<KP, kGated, Products>(args, dynamic_shared());
 }

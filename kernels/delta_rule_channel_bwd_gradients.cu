@@ -352,7 +352,7 @@ constexpr int kGradientBlocksAtOnce = OSDN_WGMMA ? 2 : 1;
 template <int KP, int VT, class Products>
 __global__ void __launch_bounds__(kChannelGradientThreads, kGradientBlocksAtOnce)
     delta_rule_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
-  const int64_t slot = slot_of_block<false>(args.in.shape, blockIdx.x);
+  const int64_t slot = slot_of_block(args.in.shape, blockIdx.x);
   if constexpr (Products::kAvailable)
     if (anchored_throughout(args, slot)) channel_gradients_of<KP, VT, true, Products>(args, slot);
 }

@@ -24,15 +24,15 @@ __device__ inline float2 unpack_bf16(uint32_t pair) {
   return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
-/// A number in two parts of which tensor cores read the tf32 bits: `high` rounded (half away from zero), the
-/// rest as it is. Together about 22 bits.
+/// A number in two parts of which tensor cores read the tf32 bits: the number itself, and what they leave of
+/// it. Together 21 bits or more.
 struct SplitTf32 {
   uint32_t high;
   uint32_t low;
 
   __device__ explicit SplitTf32(float x) {
-    high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-    low = __float_as_uint(x - __uint_as_float(high));
+    high = __float_as_uint(x);
+    low = __float_as_uint(x - __uint_as_float(high & 0xffffe000u));
   }
 };
 

@@ -112,6 +112,25 @@ __device__ void copy_rows_async(const RowTile<Columns>& tile, const __nv_bfloat1
   }
 }
 
+/// The same of 64 rows that are all there, with all columns.
+template <int Threads, int Columns>
+__device__ void copy_all_rows_async(const RowTile<Columns>& tile, const __nv_bfloat16* source,
+                                    int64_t row_stride) {
+  constexpr int kPieces = Columns / 8;
+  constexpr int kStep = Threads / kPieces;
+  static_assert(kStep % 8 == 0);
+  const int thread = copying_thread();
+  const int column = thread % kPieces * 8;
+  const int first = thread / kPieces;
+  const uint32_t target = tile.piece(first, column);
+  const __nv_bfloat16* from = source + first * row_stride + column;
+#pragma unroll
+  for (int row = 0; row < 64; row += kStep) {
+    copy_async_16(target + row * 128, from, true);
+    from += kStep * row_stride;
+  }
+}
+
 /// Queues the copy of `Bytes` (a multiple of 16) as they lie, by a block of `Threads`.
 template <int Threads, int Bytes>
 __device__ void copy_flat_async(uint32_t target, const void* source) {

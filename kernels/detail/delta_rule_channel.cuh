@@ -17,9 +17,7 @@ constexpr float kSmallestChannelDecay = -104.0f;
 constexpr float kLargestAnchoredExponent = 44.0f;
 
 /// The chunk and value head of a block, sequences side by side as the scans go through them where all have
-/// equally many chunks: what one pass has left in the L2 cache is then what the next one begins with. The
-/// forward scan begins with the first chunks, so the pass before it ends with them (`Reverse`).
-template <bool Reverse>
+/// equally many chunks: what one pass has left in the L2 cache is then what the next one begins with.
 __device__ inline int64_t slot_of_block(const DeltaRuleShape& shape, unsigned block) {
   const auto heads = static_cast<unsigned>(shape.num_value_heads);
   const auto sequences = static_cast<unsigned>(shape.num_sequences);
@@ -27,8 +25,25 @@ __device__ inline int64_t slot_of_block(const DeltaRuleShape& shape, unsigned bl
   if (chunks % sequences != 0) return block;
   const unsigned each = chunks / sequences;
   const unsigned step = block / heads / sequences;
-  const unsigned chunk = block / heads % sequences * each + (Reverse ? each - 1 - step : step);
+  const unsigned chunk = block / heads % sequences * each + step;
   return static_cast<int64_t>(chunk) * heads + block % heads;
+}
+
+/// The place of a block of `grid_of_chunks`: the same order from the last chunks to the first, with which the
+/// forward scan begins. Nothing to divide where the grid is (value heads, sequences, chunks of each).
+__device__ inline ChunkPlace place_from_end(const DeltaRuleShape& shape) {
+  const auto heads = static_cast<unsigned>(shape.num_value_heads);
+  if (gridDim.x != heads) return place_of(shape, blockIdx.x / heads, static_cast<int>(blockIdx.x % heads));
+  return place_of(shape, blockIdx.y * gridDim.z + (gridDim.z - 1 - blockIdx.z), static_cast<int>(blockIdx.x));
+}
+
+inline dim3 grid_of_chunks(const DeltaRuleShape& shape) {
+  constexpr int64_t kMost = 65535;  // of a grid's second and third dimension
+  const int64_t each = shape.num_chunks / shape.num_sequences;
+  if (each * shape.num_sequences != shape.num_chunks || each > kMost || shape.num_sequences > kMost)
+    return {static_cast<unsigned>(shape.num_chunks * shape.num_value_heads)};
+  return {static_cast<unsigned>(shape.num_value_heads), static_cast<unsigned>(shape.num_sequences),
+          static_cast<unsigned>(each)};
 }
 
 /// A pair of bf16 times a pair of factors, rounded.

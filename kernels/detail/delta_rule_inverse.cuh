@@ -53,16 +53,19 @@ __device__ inline void solve_diagonal(const System& system, uint32_t beta, int f
 }
 
 /// The block below two solved diagonal blocks of Size rows at `first` and first + Size, for the eight columns
-/// of this warp, the `tile`-th: Y21 = (I - Y2 B2) M21 (I - B1 Y1). All warps of the block call it.
-template <int Size>
-__device__ void merge(const System& system, uint32_t beta, int first, int tile, int lane) {
+/// and Rows rows of this warp, the `tile`-th and `part`-th: Y21 = (I - Y2 B2) M21 (I - B1 Y1). All warps of
+/// the block call it; those that are not `active` only meet the others.
+template <int Size, int Rows = Size>
+__device__ void merge(const System& system, uint32_t beta, int first, int tile, int lane, int part = 0,
+                      bool active = true) {
   const int g = lane >> 2;
   const int t = lane & 3;
   const int below = first + Size;
+  const int own_rows = below + part * Rows;
   const int column = first + tile * 8;
-  // out -= (block of rows `below` and columns `from`) * (beta times rows `from`, this warp's columns)
-  const auto subtract_product = [&](float(&out)[Size / 16][4], int from) {
-    const uint32_t left = system.address(below + g, from + t);
+  // out -= (block of this warp's rows and columns `from`) * (beta times rows `from`, this warp's columns)
+  const auto subtract_product = [&](float(&out)[Rows / 16][4], int from) {
+    const uint32_t left = system.address(own_rows + g, from + t);
     const uint32_t right = system.address(from + t, column + g);
     const uint32_t factors = beta + (from + t) * 4;
 #pragma unroll
@@ -70,7 +73,7 @@ __device__ void merge(const System& system, uint32_t beta, int first, int tile, 
       const float b0 = -read_shared(factors + k * 4) * read_shared(right + System::distance(k, 0));
       const float b1 = -read_shared(factors + (k + 4) * 4) * read_shared(right + System::distance(k + 4, 0));
 #pragma unroll
-      for (int m = 0; m < Size; m += 16) {
+      for (int m = 0; m < Rows; m += 16) {
         const float a[4] = {read_shared(left + System::distance(m, k)),
                             read_shared(left + System::distance(m + 8, k)),
                             read_shared(left + System::distance(m, k + 4)),
@@ -79,39 +82,51 @@ __device__ void merge(const System& system, uint32_t beta, int first, int tile, 
       }
     }
   };
-  const uint32_t own_pairs = system.address(below + g, column + 2 * t);
-  const auto for_each_pair = [&](float(&x)[Size / 16][4], const auto& visit) {
+  const uint32_t own_pairs = system.address(own_rows + g, column + 2 * t);
+  const auto for_each_pair = [&](float(&x)[Rows / 16][4], const auto& visit) {
 #pragma unroll
-    for (int m = 0; m < Size / 16; ++m)
+    for (int m = 0; m < Rows / 16; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         visit(x[m][2 * half], x[m][2 * half + 1], own_pairs + System::distance(m * 16 + half * 8, 0));
   };
-  float x[Size / 16][4];
-  for_each_pair(x, [](float& low, float& high, uint32_t address) {
-    const float2 pair = read_shared_2(address);
-    low = pair.x;
-    high = pair.y;
-  });
-  subtract_product(x, first);
+  const auto meet_columns = [] {  // the warps that share these columns
+    if constexpr (Rows == Size)
+      __syncwarp();
+    else
+      __syncthreads();
+  };
+  float x[Rows / 16][4];
+  if (active) {
+    for_each_pair(x, [](float& low, float& high, uint32_t address) {
+      const float2 pair = read_shared_2(address);
+      low = pair.x;
+      high = pair.y;
+    });
+    subtract_product(x, first);
+  }
   __syncthreads();  // M21 has been read by all
   const auto write_back = [&] {
     for_each_pair(x, [](float& low, float& high, uint32_t address) { write_shared_2(address, low, high); });
   };
-  write_back();
-  __syncwarp();
-  subtract_product(x, below);
-  __syncwarp();
-  write_back();
+  if (active) write_back();
+  meet_columns();
+  if (active) subtract_product(x, below);
+  meet_columns();
+  if (active) write_back();
   __syncthreads();
 }
 
-/// M becomes Y. `beta`: address of [64] floats. All warps have written their rows and met at a barrier.
-__device__ inline void solve(const System& system, uint32_t beta, int warp, int lane) {
-  solve_diagonal(system, beta, warp * 16, lane);
+/// M becomes Y by a block of four or eight warps. `beta`: address of [64] floats. All warps have written
+/// their rows and met at a barrier.
+template <int Warps = kPrepareThreads / 32>
+__device__ void solve(const System& system, uint32_t beta, int warp, int lane) {
+  static_assert(Warps == 4 || Warps == 8);
+  const bool first_four = Warps == 4 || warp < 4;
+  if (first_four) solve_diagonal(system, beta, warp * 16, lane);
   __syncthreads();
-  merge<16>(system, beta, warp / 2 * 32, warp % 2, lane);
-  merge<32>(system, beta, 0, warp, lane);
+  merge<16>(system, beta, warp % 4 / 2 * 32, warp % 2, lane, 0, first_four);
+  merge<32, 128 / Warps>(system, beta, 0, warp % 4, lane, warp / 4);
 }
 
 /// Y to the chunk's place in fp16, rounded and what rounding took, divided by a power of two. `maxima`:

@@ -10,7 +10,7 @@
 #include "tests/emulation/race_check.h"
 #include "tests/emulation/tensor_cores.h"
 
-EmulatedIndex threadIdx, blockIdx, blockDim;
+EmulatedIndex threadIdx, blockIdx, blockDim, gridDim;
 
 namespace osdn::emulation {
 namespace {
@@ -173,7 +173,8 @@ void fail(const std::string& why) {
 
 void begin_launch(const void* kernel) {
   races::begin_launch(kernel);
-  for (const EmulatedIndex* index : {&threadIdx, &blockIdx, &blockDim}) races::ignore(index, sizeof(*index));
+  for (const EmulatedIndex* index : {&threadIdx, &blockIdx, &blockDim, &gridDim})
+    races::ignore(index, sizeof(*index));
   races::ignore(warps.data(), sizeof(warps));
   // The launch itself, which holds the arguments: it waits below on this stack.
   races::ignore(__builtin_frame_address(0), kStackBytes);

@@ -39,7 +39,7 @@
 struct EmulatedIndex {
   unsigned x, y, z;
 };
-extern EmulatedIndex threadIdx, blockIdx, blockDim;
+extern EmulatedIndex threadIdx, blockIdx, blockDim, gridDim;
 
 using std::max;
 using std::min;

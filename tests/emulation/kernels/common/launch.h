@@ -18,12 +18,14 @@ void run_blocks(const void* kernel, dim3 grid, int threads, int bytes, const Cal
     throw emulation::KernelFault("more shared memory than a block may have");
   emulation::begin_launch(kernel);
   blockDim = {static_cast<unsigned>(threads), 1, 1};
-  for (unsigned y = 0; y < grid.y; ++y)
-    for (unsigned x = 0; x < grid.x; ++x) {
-      blockIdx = {x, y, 0};
-      std::memset(emulation::shared_memory, 0xff, emulation::kSharedBytes);  // NaN
-      emulation::run_block(call, threads);
-    }
+  gridDim = {grid.x, grid.y, grid.z};
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) {
+        blockIdx = {x, y, z};
+        std::memset(emulation::shared_memory, 0xff, emulation::kSharedBytes);  // NaN
+        emulation::run_block(call, threads);
+      }
 }
 
 template <typename Args>

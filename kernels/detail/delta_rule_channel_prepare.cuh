@@ -1,0 +1,480 @@
+// What the first pass of the delta rule with a decay a key channel (delta_rule_channel_prep.cu) makes of a
+// chunk's rows: norms, sums of log-decays, and rows and columns that carry decays, in shared memory for the
+// pairs' products and in global memory for the scans. A block of eight warps a chunk; a warp has 16 tokens
+// and 64 channels, a lane eight and four of them.
+#pragma once
+
+#include "kernels/common/warp.cuh"
+#include "kernels/delta_rule_channel.h"
+#include "kernels/detail/delta_rule_channel.cuh"
+#include "kernels/detail/delta_rule_inverse.cuh"
+
+namespace osdn::kernels {
+
+constexpr float kChannelNormEpsilon = 1e-6f;  // inside the root
+
+// Logarithms to base 2. Columns within 16 tokens may have decayed by 16 times the usual floor of e^-5; they
+// are made smaller and rows larger by a power of two, so that keys up to 2^35 stay in range and rows keep
+// their digits where a column is still among them.
+constexpr float kLargestColumn = 80.5f * kLog2E;
+constexpr float kChannelExponent = 24.0f;
+constexpr float kChannelRowScale = 1.0f / (1 << 24);  // takes the rows' power back
+
+constexpr int kChannelThreads = 256;
+
+// What a warp notes of its tokens and channels: bits, and how many columns carry the inverse.
+constexpr uint32_t kOneAnchor = 1;
+constexpr uint32_t kAllInverse = 2;
+constexpr uint32_t kColumnsNote = 4;
+
+template <int KP>
+struct ChannelPrepareMemory {
+  static constexpr int kTileBytes = kChunk * KP * 2;
+  // Tiles of q and k, which become the rows; of the write key, given or the key's, which become the columns.
+  // At the end M lies over them.
+  static constexpr int kQuery = 0;
+  static constexpr int kKey = kTileBytes;
+  static constexpr int kColumns = 2 * kTileBytes;
+  static constexpr int kSystem = 0;
+  static constexpr int kVectors = 3 * kTileBytes;                 // beta, norms, <q, w>, a note a warp
+  static constexpr int kTotals = kVectors + 4 * kVectorBytes;     // [4, KP] log-decays of 16 tokens
+  static constexpr int kBetween = kTotals + kSubBlocks * KP * 4;  // [6, KP] decays of columns to later rows
+  static_assert(System::kBytes <= 3 * kTileBytes);
+  static constexpr int kBytes = kBetween + 6 * KP * 2;
+};
+
+/// A chunk as a block of the first pass has it: its tiles, which first hold rows as given and then carry the
+/// decays within 16 tokens, and what is known of its tokens.
+template <int KP>
+struct ChannelChunk {
+  using Memory = ChannelPrepareMemory<KP>;
+  static constexpr int kRows = 8;  // of a lane: the first or the second eight tokens of the warp's
+
+  const DeltaRuleChannelPrepareArgs& args;
+  const DeltaRuleShape& shape;
+  const uint32_t base;
+  const bool own_write_key;
+
+  __device__ ChannelChunk(const DeltaRuleChannelPrepareArgs& given, uint32_t memory)
+      : args(given), shape(given.in.shape), base(memory), own_write_key(given.in.write_key.data != nullptr) {}
+
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int own_warp() { return thread() / 32; }
+  __device__ static int own_lane() { return thread() % 32; }
+  __device__ static int own_block() { return own_warp() % kSubBlocks; }  // of tokens
+  /// Of the channels; of products within a sub-block those with rows of q or of k.
+  __device__ static int own_half() { return thread() / 128; }
+  /// The lane's first token of eight.
+  __device__ static int own_row() {
+    const int at = thread();
+    return at / 32 % kSubBlocks * kSubBlock + (at & 16) / 2;
+  }
+  /// Its first channel of four.
+  __device__ static int own_channel() {
+    const int at = thread();
+    return at / 128 * 64 + at % 16 * 4;
+  }
+
+  __device__ RowTile<KP> q() const { return {base + Memory::kQuery}; }
+  __device__ RowTile<KP> k() const { return {base + Memory::kKey}; }
+  __device__ RowTile<KP> columns() const { return {base + Memory::kColumns}; }
+  __device__ RowTile<KP> w() const { return own_write_key ? columns() : k(); }
+  __device__ System system() const { return {base + Memory::kSystem}; }
+  __device__ uint32_t beta() const { return base + Memory::kVectors; }
+  __device__ uint32_t k_rstd() const { return beta() + kVectorBytes; }
+  __device__ uint32_t self() const { return beta() + 2 * kVectorBytes; }  // <q, w> of every token, as given
+  __device__ uint32_t by_warp() const { return beta() + 3 * kVectorBytes; }
+  __device__ uint32_t total(int of_block, int of_channel) const {
+    return base + Memory::kTotals + (of_block * KP + of_channel) * 4;
+  }
+  /// The decays of two channels from the columns of sub-block `block` to the rows of a later one.
+  __device__ uint32_t between(int row_block, int of_block, int of_channel) const {
+    return base + Memory::kBetween + ((row_block * (row_block - 1) / 2 + of_block) * KP + of_channel) * 2;
+  }
+  /// The lane's channels in the tile of q at its first token; at its token r; those of other tiles lie a
+  /// constant beyond.
+  __device__ uint32_t lane_address() const {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int row = thread / 32 % kSubBlocks * kSubBlock + (thread & 16) / 2;
+    return base + thread / 128 * kPanelBytes + row * 128 + thread % 16 * 8;
+  }
+  __device__ static uint32_t address(uint32_t first, int r) { return (first ^ (r << 4)) + r * 128; }
+  /// Keys padded to 64 leave half of the warps without channels.
+  __device__ bool has_channels() const { return own_half() < KP / 64; }
+  // The chunk's place waits in shared memory: of its first token the row of [N, HV] and the number of
+  // [N, HV, K], its tokens and its slot.
+  __device__ uint32_t kept_place() const { return by_warp() + 2 * kSubBlocks * 4; }
+  __device__ void keep(const ChunkPlace& place) const {
+    if (threadIdx.x != 0) return;
+    const int64_t row = place.token * shape.num_value_heads + place.head;
+    const int64_t number = row * shape.key_size;
+    const int64_t values[3] = {row, number, place.slot(shape)};
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      write_shared_bits(kept_place() + i * 8, static_cast<uint32_t>(values[i]));
+      write_shared_bits(kept_place() + i * 8 + 4, static_cast<uint32_t>(values[i] >> 32));
+    }
+    write_shared_bits(kept_place() + 24, static_cast<uint32_t>(place.rows));
+  }
+  __device__ int64_t kept(int i) const {
+    const float2 bits = read_shared_2(kept_place() + i * 8);
+    return static_cast<int64_t>(__float_as_uint(bits.y)) << 32 | __float_as_uint(bits.x);
+  }
+  __device__ int64_t slot() const { return kept(2); }
+  __device__ ChunkPlace place_again() const {
+    const int64_t chunk = slot() / shape.num_value_heads;
+    return place_of(shape, chunk, static_cast<int>(slot() - chunk * shape.num_value_heads));
+  }
+  __device__ int rows() const { return static_cast<int>(read_shared_bits(kept_place() + 24)); }
+  /// The lane's first token and channel in a [N, HV, K]; between tokens.
+  template <typename T>
+  __device__ T* own_numbers(T* numbers) const {
+    return numbers + kept(1) + (static_cast<uint32_t>(own_row()) * row_stride() + own_channel());
+  }
+  __device__ uint32_t row_stride() const {
+    return static_cast<uint32_t>(shape.num_value_heads) * static_cast<uint32_t>(shape.key_size);
+  }
+
+  // Of fragments of 16 channels of a tile: a step of 16 channels is an exclusive or, 16 tokens and 64
+  // channels are added.
+  static constexpr int kPanelBytes = RowTile<KP>::kPanelBytes;
+  static constexpr int kBlockBytes = kSubBlock * 128;
+  __device__ static uint32_t step_of(uint32_t address, int step) { return address ^ (step << 5); }
+
+  __device__ void queue_copies(const ChunkPlace& place) const {
+    const auto copy = [&](const RowTile<KP>& tile, const DeltaRuleRows& rows, int head) {
+      const __nv_bfloat16* source = rows_at(rows, place.token, head);
+      if (place.rows == kChunk && shape.key_size == KP)
+        copy_all_rows_async<kChannelThreads>(tile, source, rows.token_stride);
+      else
+        copy_rows_async<kChannelThreads>(tile, source, rows.token_stride, place.rows, shape.key_size);
+    };
+    // Found here rather than with the place: where there are as many heads nothing is divided.
+    const int key_head = shape.num_key_heads == shape.num_value_heads
+                             ? place.head
+                             : place.head / (shape.num_value_heads / shape.num_key_heads);
+    copy(q(), args.in.q, key_head);
+    copy(k(), args.in.k, key_head);
+    if (own_write_key) copy(w(), args.in.write_key, place.head);
+    copy_vector_async(beta(), args.in.beta + place.token * shape.num_value_heads + place.head,
+                      shape.num_value_heads, place.rows, 0);
+    copy_async_commit();
+  }
+
+  /// Brings the warp's log-decays to the L2 cache: their registers are not free yet.
+  __device__ void prefetch_logs(const ChunkPlace& place) const {
+    const int lane = own_lane();
+    const int block = own_block();
+    const int half = own_half();
+    const int row = block * kSubBlock + lane / 2;
+    const int first = half * 64 + lane % 2 * 32;
+    if (row < place.rows && first < shape.key_size)
+      prefetch_line(args.log_decay + log_decay_at(shape, place, 0, 0) +
+                    (static_cast<uint32_t>(row) * row_stride() + first));
+  }
+
+  /// Log-decays to base 2 of the lane's channels, summed from the sub-block's start to each of its tokens,
+  /// and kChannelExponent; over the whole sub-block to shared memory.
+  __device__ void sum_logs(float (&out)[kRows][4]) const {
+    const int first_row = own_row();
+    const int channel = own_channel();
+    const int valid = has_channels() && channel < shape.key_size ? rows() - first_row : 0;
+    const float* source = own_numbers(args.log_decay);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (r < valid) x = __ldg(reinterpret_cast<const float4*>(source + r * row_stride()));
+      out[r][0] = x.x;
+      out[r][1] = x.y;
+      out[r][2] = x.z;
+      out[r][3] = x.w;
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        out[r][i] = fmaf(fmaxf(out[r][i], kSmallestChannelDecay), kLog2E, r > 0 ? out[r - 1][i] : 0.0f);
+    float middle[4];
+    float last[4];
+    const int lane = own_lane();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float own = out[kRows - 1][i];
+      const float other = __shfl_xor_sync(0xffffffffu, own, 16);
+      const float before = (lane >= 16 ? other : 0.0f) + kChannelExponent;
+      middle[i] = lane >= 16 ? other : own;
+      last[i] = own + other;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) out[r][i] += before;
+    }
+    note_columns(out, middle, last);
+    if (!has_channels() || lane >= 16) return;
+    const uint32_t target = total(own_block(), channel);
+    write_shared_2(target, last[0], last[1]);
+    write_shared_2(target + 8, last[2], last[3]);
+  }
+
+  /// Notes how many of the warp's tokens, from the first, have columns that carry the inverse of their
+  /// decays, whether all have, and whether one anchor will serve them in the backward.
+  __device__ void note_columns(const float (&logs)[kRows][4], const float (&middle)[4],
+                               const float (&last)[4]) const {
+    bool mild = true;
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      constexpr float kLimit = -kLargestAnchoredExponent * kLog2E;
+      mild = mild && middle[i] >= kLimit && last[i] - middle[i] >= kLimit;
+      all = all && last[i] >= -kLargestColumn;
+    }
+    mild = __all_sync(0xffffffffu, mild ? 1 : 0) != 0;
+    all = __all_sync(0xffffffffu, all ? 1 : 0) != 0;
+    unsigned beyond = 0;
+    if (!all) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float least = fminf(fminf(logs[r][0], logs[r][1]), fminf(logs[r][2], logs[r][3]));
+        beyond += least < kChannelExponent - kLargestColumn ? 1 : 0;
+      }
+      beyond += __shfl_xor_sync(0xffffffffu, beyond, 16);
+      beyond = __reduce_max_sync(0xffffffffu, beyond);
+    }
+    if (own_lane() == 0)
+      write_shared_bits(by_warp() + own_warp() * 4, (mild ? kOneAnchor : 0) | (all ? kAllInverse : 0) |
+                                                        (kSubBlock - beyond) * kColumnsNote);
+  }
+
+  /// The notes of the warp with this sub-block and half of the channels.
+  __device__ uint32_t notes(int of_block, int of_half) const {
+    return read_shared_bits(by_warp() + (of_half * kSubBlocks + of_block) * 4);
+  }
+  /// What holds for all of them.
+  __device__ uint32_t common_notes() const {
+    const uint4 first = read_shared_piece(by_warp());
+    const uint4 second = read_shared_piece(by_warp() + 16);
+    return first.x & first.y & first.z & first.w & second.x & second.y & second.z & second.w;
+  }
+  __device__ int inverse_columns(int of_half) const {
+    return static_cast<int>(notes(own_block(), of_half) / kColumnsNote);
+  }
+
+  /// Squares of q and k and <q, w> of eight tokens: diagonals of products of the rows as given, those of q
+  /// above those of k.
+  __device__ void find_norms() const {
+    const int lane = own_lane();
+    float of_query[4] = {};
+    float of_key[4] = {};
+    float of_write[4] = {};
+    const int first = own_block() * kSubBlock + own_half() * 8;
+    const auto tile_of = [](int which) { return which == 0 ? Memory::kQuery : Memory::kKey; };
+    const uint32_t both_rows = q().piece(first + (lane & 7), (lane >> 4) * 8) + tile_of((lane >> 3) & 1);
+    const uint32_t tokens = q().piece(first + (lane & 7), ((lane >> 3) & 1) * 8);
+    const uint32_t both = tokens + tile_of(lane >> 4);
+#pragma unroll
+    for (int panel = 0; panel < KP / 64; ++panel)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t a[4];
+        uint32_t b[4];
+        load_blocks(a, step_of(both_rows, i) + panel * kPanelBytes);
+        load_blocks(b, step_of(both, i) + panel * kPanelBytes);
+        mma_bf16(of_query, a, b[0], b[1]);
+        mma_bf16(of_key, a, b[2], b[3]);
+        if (!own_write_key) continue;
+        load_blocks(b, step_of(tokens, i) + panel * kPanelBytes + Memory::kColumns);
+        mma_bf16(of_write, a, b[0], b[1]);
+      }
+    const int g = lane >> 2;
+    if ((g >> 1) != (lane & 3)) return;  // the pair of columns has not the row's own
+    const auto upper = [g](const float(&x)[4]) { return g & 1 ? x[1] : x[0]; };
+    const float squares_q = upper(of_query);
+    const float squares_k = g & 1 ? of_key[3] : of_key[2];
+    const int row = first + g;
+    const float norm_q = args.normalize ? rsqrtf(squares_q + kChannelNormEpsilon) : 1.0f;
+    const float norm_k = args.normalize ? rsqrtf(squares_k + kChannelNormEpsilon) : 1.0f;
+    write_shared(k_rstd() + row * 4, norm_k);
+    write_shared(self() + row * 4, own_write_key ? upper(of_write) : upper(of_key));
+    if (row < rows()) {
+      const int64_t at = kept(0) + row * shape.num_value_heads;
+      args.out.q_rstd[at] = norm_q;
+      args.out.k_rstd[at] = norm_k;
+    }
+  }
+
+  /// The lane's four channels of a token in a tile, as pairs.
+  __device__ static uint2 read_tile(uint32_t address) {
+    const float2 bits = read_shared_2(address);
+    return make_uint2(__float_as_uint(bits.x), __float_as_uint(bits.y));
+  }
+  __device__ static void write_tile(uint32_t address, uint2 words) {
+    write_shared_2(address, __uint_as_float(words.x), __uint_as_float(words.y));
+  }
+  __device__ static uint2 rounded(const float (&x)[4]) {
+    return make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
+  }
+  __device__ static uint2 multiply(uint2 x, uint2 y) {
+    return make_uint2(multiply_pairs(x.x, y.x), multiply_pairs(x.y, y.y));
+  }
+  /// out += log-decays of the lane's channels over a sub-block.
+  __device__ void add_total(float (&out)[4], int of_block) const {
+    const float4 x = read_shared_4(total(of_block, own_channel()));
+    out[0] += x.x;
+    out[1] += x.y;
+    out[2] += x.z;
+    out[3] += x.w;
+  }
+
+  /// The lane's channels and tokens of a decayed [N, HV, K].
+  class RowsOut {
+   public:
+    __device__ RowsOut(const ChannelChunk& part, __nv_bfloat16* rows)
+        : target_(reinterpret_cast<char*>(part.own_numbers(rows))),
+          stride_(2 * part.row_stride()),
+          count_(own_channel() < part.shape.key_size ? part.rows() - own_row() : 0) {}
+    __device__ void store(int r, uint2 words) const {
+      if (r < count_) *reinterpret_cast<uint2*>(target_ + static_cast<uint64_t>(stride_) * r) = words;
+    }
+
+   private:
+    char* target_;
+    uint32_t stride_;
+    int count_;
+  };
+
+  /// Columns with the inverse of the decays within 16 tokens; and, to global memory, the write key with those
+  /// until the chunk's end.
+  template <bool kOwnWriteKey>
+  __device__ void decay_columns(const float (&logs)[kRows][4]) const {
+    const int block = own_block();
+    // Log-decays from the start of the warp's tokens to the end of the chunk.
+    float until_end[4] = {};
+#pragma unroll
+    for (int of = 0; of < kSubBlocks; ++of)
+      if (of >= block) add_total(until_end, of);
+    if (block == 0 && own_lane() < 16) {
+      float* to = args.chunk_decay + slot() * KP + own_channel();
+      *reinterpret_cast<float4*>(to) = make_float4(exp2_approx(until_end[0]), exp2_approx(until_end[1]),
+                                                   exp2_approx(until_end[2]), exp2_approx(until_end[3]));
+    }
+#pragma unroll
+    for (float& x : until_end) x += kChannelExponent;  // as `logs` are
+    const RowsOut out(*this, args.write_key);
+    const uint32_t first = lane_address();
+    const uint32_t norms = k_rstd() + own_row() * 4;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const uint2 write = read_tile(address(first, r) + (kOwnWriteKey ? Memory::kColumns : Memory::kKey));
+      const float written = kOwnWriteKey ? 1.0f : read_shared(norms + r * 4);
+      float factors[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        factors[i] = exp2_approx(until_end[i] - logs[r][i]);
+        if (!kOwnWriteKey) factors[i] *= written;
+      }
+      out.store(r, multiply(write, rounded(factors)));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(-logs[r][i]);
+      write_tile(address(first, r) + Memory::kColumns, multiply(write, rounded(factors)));
+    }
+  }
+
+  /// Columns from `inverse` on, where the inverse may be too large, with the decays until the end of the 16
+  /// tokens.
+  __device__ void end_columns(const float (&logs)[kRows][4], int inverse) const {
+    const ChunkPlace place = place_again();
+    const DeltaRuleRows& rows = own_write_key ? args.in.write_key : args.in.k;
+    const __nv_bfloat16* source =
+        rows_at(rows, place.token, own_write_key ? place.head : place.key_head) + own_channel();
+    const int valid = own_channel() < shape.key_size ? place.rows : 0;
+    float last[4] = {kChannelExponent, kChannelExponent, kChannelExponent, kChannelExponent};
+    add_total(last, own_block());
+    const uint32_t first = lane_address();
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = own_row() + r;
+      if (row % kSubBlock < inverse) continue;
+      uint2 write = make_uint2(0, 0);
+      if (row < valid) write = __ldg(reinterpret_cast<const uint2*>(source + row * rows.token_stride));
+      const float factors[4] = {exp2_approx(last[0] - logs[r][0]), exp2_approx(last[1] - logs[r][1]),
+                                exp2_approx(last[2] - logs[r][2]), exp2_approx(last[3] - logs[r][3])};
+      write_tile(address(first, r) + Memory::kColumns, multiply(write, rounded(factors)));
+    }
+  }
+
+  /// Rows with the decays within 16 tokens; and, to global memory, with those of the chunk.
+  __device__ void decay_rows(const float (&logs)[kRows][4]) const {
+    const int block = own_block();
+    float before[4] = {};  // decays of all sub-blocks before the warp's, less the power of the rows
+#pragma unroll
+    for (int of = 0; of < kSubBlocks - 1; ++of)
+      if (of < block) add_total(before, of);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) before[i] = exp2_approx(before[i]) * kChannelRowScale;
+    const RowsOut out_q(*this, args.q);
+    const RowsOut out_k(*this, args.k);
+    const uint32_t first = lane_address();
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const uint2 query = read_tile(address(first, r) + Memory::kQuery);
+      const uint2 key = read_tile(address(first, r) + Memory::kKey);
+      float factors[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(logs[r][i]);
+      const uint2 from_block = rounded(factors);
+      write_tile(address(first, r) + Memory::kQuery, multiply(query, from_block));
+      write_tile(address(first, r) + Memory::kKey, multiply(key, from_block));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) factors[i] *= before[i];
+      const uint2 from_start = rounded(factors);
+      out_q.store(r, multiply(query, from_start));
+      out_k.store(r, multiply(key, from_start));
+    }
+  }
+
+  /// The decays from columns to the rows of later sub-blocks: those of the tokens between, of columns that
+  /// carry the inverse of theirs also the decays until the end of their sub-block. A pair of channels and a
+  /// sub-block of columns a thread.
+  __device__ void find_between() const {
+    const int of_block = static_cast<int>(threadIdx.x) / 64;
+    const int pair = static_cast<int>(threadIdx.x) % 64 * 2;
+    if (of_block >= kSubBlocks - 1 || pair >= KP) return;
+    float2 logs = make_float2(0.0f, 0.0f);
+    if ((notes(of_block, pair / 64) & kAllInverse) != 0) {
+      const float2 read = read_shared_2(total(of_block, pair));
+      logs = make_float2(read.x + kChannelExponent, read.y + kChannelExponent);
+    }
+#pragma unroll 1
+    for (int row_block = of_block + 1; row_block < kSubBlocks; ++row_block) {
+      write_shared_bits(between(row_block, of_block, pair),
+                        pack_bf16(exp2_approx(logs.x), exp2_approx(logs.y)));
+      const float2 read = read_shared_2(total(row_block, pair));
+      logs.x += read.x;
+      logs.y += read.y;
+    }
+  }
+
+  /// Columns before the first one that has not, in sub-blocks where not all carry the inverse, with their
+  /// decays until the end of the sub-block. The factor in two parts: together they may be smaller than fp32
+  /// has where what they give is not.
+  __device__ void turn_columns() const {
+    const int inverse = inverse_columns(own_half());
+    if (!has_channels() || inverse == kSubBlock) return;
+    const uint32_t first = lane_address();
+    const int until = inverse - own_row() % kSubBlock;
+    const float4 all = read_shared_4(total(own_block(), own_channel()));
+    float factors[4] = {all.x, all.y, all.z, all.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) factors[i] = exp2_approx((factors[i] + kChannelExponent) * 0.5f);
+#pragma unroll 1
+    for (int r = 0; r < kRows && r < until; ++r) {
+      const uint32_t at = address(first, r) + Memory::kColumns;
+      const uint2 x = read_tile(at);
+      const float2 low = unpack_bf16(x.x);
+      const float2 high = unpack_bf16(x.y);
+      const float turned[4] = {low.x * factors[0] * factors[0], low.y * factors[1] * factors[1],
+                               high.x * factors[2] * factors[2], high.y * factors[3] * factors[3]};
+      write_tile(at, rounded(turned));
+    }
+  }
+};
+
+}  // namespace osdn::kernels

@@ -7,6 +7,7 @@
 // between. From the first token on at which some channel has decayed by more than the range of bf16 allows,
 // columns carry the decays until the end, and their pairs within the 16 tokens are added one by one. So no
 // output depends on the decay of a later token, in bits.
+#include "kernels/common/early_start.cuh"
 #include "kernels/common/wgmma.cuh"
 #include "kernels/delta_rule_channel.h"
 #include "kernels/detail/delta_rule_channel_prepare.cuh"
@@ -258,6 +259,7 @@ constexpr int kBlocksAtOnce = OSDN_WGMMA ? 4 : 3;
 template <int KP>
 __global__ void __launch_bounds__(kChannelThreads, kBlocksAtOnce)
     delta_rule_channel_prepare_kernel(const __grid_constant__ DeltaRuleChannelPrepareArgs args) {
+  let_next_kernel_start();
   const ChannelPairs<KP> part(args, dynamic_shared());
   {
     const ChunkPlace place = place_from_end(args.in.shape);

@@ -99,12 +99,14 @@ struct ScanStage {
     return write_scale == 0 ? make_float2(1.0f, 1.0f) : column_pair(write_scale, block, lane);
   }
 
-  /// `ready()` is called before anything of `prepared` is read.
+  /// `ready()` is called before anything is read that the pass before made: `prepared`, and rows that carry
+  /// their decays.
   template <typename Ready>
   __device__ void copy_async(const DeltaRuleInputs& in, const DeltaRulePrepared& prepared,
                              const DeltaRuleRows& values, const float* chunk_decay, const ChunkPlace& place,
                              int first_channel, const Ready& ready) const {
     const DeltaRuleShape& shape = in.shape;
+    if constexpr (kDecay == Decay::kChannel) ready();
     copy_rows_async<kCopyThreads>(k, rows_at(in.k, place.token, place.key_head), in.k.token_stride,
                                   place.rows, shape.key_size);
     copy_rows_async<kCopyThreads>(q, rows_at(in.q, place.token, place.key_head), in.q.token_stride,
@@ -114,7 +116,7 @@ struct ScanStage {
     if (write_scale == 0)
       copy_rows_async<kCopyThreads>(w, rows_at(in.write_key, place.token, place.head),
                                     in.write_key.token_stride, place.rows, shape.key_size);
-    ready();
+    if constexpr (kDecay != Decay::kChannel) ready();
     const int64_t slot = place.slot(shape);
     copy_triangles(prepared.inverse + slot * (2 * kDeltaRuleTriangle),
                    prepared.pairs + slot * kDeltaRuleTriangle);

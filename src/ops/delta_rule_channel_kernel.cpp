@@ -75,7 +75,8 @@ Forward forward_channel_kernel(const Problem& problem, bool keep) {
                                        .o = pointer<__nv_bfloat16>(result.o),
                                        .final_state = pointer<float>(result.final_state),
                                        .error = pointer<__nv_bfloat16>(result.error),
-                                       .states = pointer<__nv_bfloat16>(result.states)},
+                                       .states = pointer<__nv_bfloat16>(result.states),
+                                       .behind_prepare = true},
          current_stream());
   return result;
 }

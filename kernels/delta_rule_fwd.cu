@@ -101,9 +101,10 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
   state.load(shape, args.initial_state == nullptr ? nullptr : args.initial_state + block.state_row,
              block.first_warp_channel(), block.lane);
   for_each_chunk<false, Products>(block, copy, [&](int64_t chunk, const Stage& stage) {
-    // Where the state fills the registers the lane is read anew, so that what is derived from it is not kept
-    // around the loop.
-    const int lane = KP > kDeltaRuleNarrowKeySize ? copying_thread() % 32 : block.lane;
+    // Where the registers are full the lane is read anew, so that what is derived from it is not kept around
+    // the loop.
+    constexpr bool kFull = KP > kDeltaRuleNarrowKeySize || (!OSDN_WGMMA && kDecay != Decay::kChannel);
+    const int lane = kFull ? copying_thread() % 32 : block.lane;
     const ChunkPlace place = block.place(shape, chunk);
     const int64_t slot = place.slot(shape);
 

@@ -18,8 +18,7 @@ delta_rule_backward_gradients_kernel sm_80 312
 delta_rule_backward_gradients_kernel sm_90a 340
 delta_rule_backward_scan_kernel sm_80 52
 delta_rule_backward_scan_kernel sm_90a 52
-delta_rule_forward_kernel sm_80 12
-delta_rule_forward_kernel<256 sm_80 168
+delta_rule_forward_kernel<256 sm_80 220
 delta_rule_forward_kernel<256 sm_90a 252
 delta_rule_backward_scan_kernel<256 sm_80 76
 delta_rule_backward_scan_kernel<256 sm_90a 172

@@ -99,6 +99,7 @@ struct ChannelGradients {
     write_shared_bits(at + 16, static_cast<uint32_t>(place.rows));
     write_shared_bits(at + 20, static_cast<uint32_t>(place.head));
     write_shared_bits(at + 24, static_cast<uint32_t>(place.key_head));
+    write_shared_bits(at + 28, static_cast<uint32_t>(place.chunk));  // no more than there are blocks
   }
   __device__ static ChannelGradients from_kept(const DeltaRuleChannelGradientsArgs& given, uint32_t memory) {
     const uint4 numbers = read_shared_piece(memory + Memory::kPlace);
@@ -107,8 +108,8 @@ struct ChannelGradients {
       return static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | low);
     };
     return {given, memory,
-            ChunkPlace(whole(numbers.x, numbers.y), static_cast<int>(heads.x), static_cast<int>(heads.y),
-                       static_cast<int>(heads.z)),
+            ChunkPlace(heads.w, whole(numbers.x, numbers.y), static_cast<int>(heads.x),
+                       static_cast<int>(heads.y), static_cast<int>(heads.z)),
             whole(numbers.z, numbers.w), copying_thread()};
   }
 

@@ -58,9 +58,9 @@ struct ChunkPlace {
         head(value_head),
         key_head(head_of_keys) {}
 
-  /// Of a chunk that exists, when its number is not asked for any more.
-  __device__ ChunkPlace(int64_t first_token, int num_rows, int value_head, int its_key_head)
-      : chunk(-1),
+  /// Of a chunk that exists.
+  __device__ ChunkPlace(int64_t number, int64_t first_token, int num_rows, int value_head, int its_key_head)
+      : chunk(number),
         token(first_token),
         rows(num_rows),
         exists(true),

@@ -77,7 +77,7 @@ TEST_CASE("the decay gate's kernels read rows of a wider matrix where they lie",
   for (const std::optional<double>& bound : kBounds)
     for (const int64_t channels : {0, 32}) {
       Inputs in(70, 4, channels, type);
-      const at::Tensor wide = at::cat({in.a.flatten(1), in.a.flatten(1)}, 1);
+      const at::Tensor wide = at::cat({in.a.flatten(1), in.a.flatten(1), in.a.flatten(1)}, 1);
       in.a = wide.narrow(1, before, in.a.flatten(1).size(1)).view(in.a.sizes());
       check(in, bound);
     }

@@ -298,7 +298,7 @@ void check_kernels(const Shape& shape, const Options& options) {
   const Floats final_state(problem.state_size), d_initial(problem.state_size);
   launch_checked(DeltaRuleForwardArgs{.in = scanned,
                                       .prepared = prepared,
-                                      .initial_state = problem.initial.get(),
+                                      .initial_state = options.zero_state ? nullptr : problem.initial.get(),
                                       .chunk_decay = by_channel ? chunk_decay.get() : nullptr,
                                       .o = o.get(),
                                       .final_state = final_state.get(),
@@ -320,7 +320,7 @@ void check_kernels(const Shape& shape, const Options& options) {
         DeltaRuleChannelGradientsArgs{.in = in,
                                       .log_decay = problem.log_decay.get(),
                                       .normalize = true,
-                                      .initial_state = true,
+                                      .initial_state = !options.zero_state,
                                       .d_o = rows(problem.d_o, V),
                                       .q_rstd = q_rstd.get(),
                                       .k_rstd = k_rstd.get(),
@@ -369,7 +369,9 @@ void check_kernels(const Shape& shape, const Options& options) {
   check("d_log_decay", d_log_decay.numbers(), problem.d_log_decay);
   // What no decay acts on is exactly 0, not the rounding of sums that cancel.
   const size_t per_token = d_log_decay.size() / shape.tokens;
-  for (size_t i = 0; options.zero_state && i < per_token; ++i) CHECK(d_log_decay[i] == 0);
+  for (size_t sequence = 0; options.zero_state && sequence + 1 < problem.offsets.size(); ++sequence)
+    for (size_t i = 0; problem.length(static_cast<int64_t>(sequence)) > 0 && i < per_token; ++i)
+      CHECK(d_log_decay[problem.offsets[sequence] * per_token + i] == 0);
   for (size_t i = per_token * options.loss_tokens; options.loss_tokens >= 0 && i < d_log_decay.size(); ++i)
     CHECK(d_log_decay[i] == 0);
 }
@@ -472,6 +474,15 @@ TEST_CASE("a decay that nothing depends on has a gradient of exactly 0", "[delta
   check_kernels(
       {.tokens = 70, .heads = 1, .key_size = 128, .value_size = 64},
       {.gate = Gate::kScalar, .portable = portable, .loss_tokens = loss_tokens, .zero_state = true});
+}
+
+TEST_CASE("the decay of a sequence's first token has a gradient of exactly 0 where there was no state",
+          "[delta_rule_kernels]") {
+  const Gate gate = GENERATE(Gate::kScalar, Gate::kChannel);
+  const int key_size = GENERATE(64, 128);
+  const double floor = GENERATE(-1.0, -27.0);
+  check_kernels({.tokens = 140, .heads = 2, .key_size = key_size, .value_size = 64},
+                {.gate = gate, .floor = floor, .zero_state = true, .cuts = {66, 66, 139}});
 }
 
 }  // namespace osdn::kernels::delta_rule_kernels_test

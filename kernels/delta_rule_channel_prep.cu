@@ -253,8 +253,9 @@ __device__ void store_inverse_in_two(const System& system, const DeltaRulePrepar
   }
 }
 
-// On a multiprocessor, by its shared memory: 228 KB at compute capability 9.0, 164 KB or less elsewhere.
-constexpr int kBlocksAtOnce = OSDN_WGMMA ? 4 : 3;
+// On a multiprocessor. A fourth, which shared memory has room for on some devices, would leave threads 64
+// registers: their spills cost more than its warps hide.
+constexpr int kBlocksAtOnce = 3;
 
 template <int KP>
 __global__ void __launch_bounds__(kChannelThreads, kBlocksAtOnce)

@@ -8,10 +8,12 @@
 namespace osdn::kernels {
 namespace {
 
-// Of a block: the most there are, and where there are more chains than multiprocessors, so that two blocks
-// fit.
+// Of a block: where a chain has a multiprocessor to itself, and where two blocks share one. Workers are as
+// many in both, and with them the order in which statistics are summed.
+constexpr int kForwardWorkers = 12;
 constexpr int kForwardWarps = 16;
-constexpr int kForwardHalfWarps = 12;
+constexpr int kForwardHalfWarps = 1 + kForwardWorkers;
+static_assert(scan_workers_apart(kForwardWarps) == kForwardWorkers);
 constexpr int kFloatBlocks = 64;        // of a worker, whose statistics' terms are summed in fp32
 constexpr float kFixedPointBox = 8.0f;  // largest d for which sums over unit keys are taken in fixed point
 
@@ -284,9 +286,9 @@ __global__ void __launch_bounds__((P < 8 ? 2 * kForwardHalfWarps : kForwardWarps
   __syncthreads();
   const int term = static_cast<int>(threadIdx.x);
   if (term >= kResidualTerms) return;
-  double all = parts[0][term];
-  for (int part = 1; part < static_cast<int>(blockDim.x) / kWarpSize; ++part)
-    all = merge_residual_term(term, all, parts[part][term]);
+  double all = neutral_residual_term(term);
+  for (int part = 0; part < workers; ++part)
+    all = merge_residual_term(term, all, parts[scan_warp_of(part)][term]);
   args.statistics[static_cast<int64_t>(blockIdx.x) * kResidualTerms + term] = all;
 }
 
@@ -300,9 +302,9 @@ void launch(const PrecondScanForwardArgs& args, CUstream_st* stream) {
     constexpr int P = decltype(channels)::value;
     constexpr bool kChannel = decltype(channel_retention)::value;
     const bool alone = P == 8 || one_each;  // on its multiprocessor
-    const int warps = alone ? kForwardWarps : kForwardHalfWarps;
-    launch_scan<ForwardSlot<T, P, kChannel>>(precond_scan_forward_kernel<T, P, kChannel>, warps,
-                                             alone ? scan_workers_apart(warps) : warps - 1, args, stream);
+    launch_scan<ForwardSlot<T, P, kChannel>>(precond_scan_forward_kernel<T, P, kChannel>,
+                                             alone ? kForwardWarps : kForwardHalfWarps, kForwardWorkers, args,
+                                             stream);
   });
 }
 

@@ -16,7 +16,9 @@ namespace osdn::kernels {
 // is what takes the time, the scheduler that warp 0 is on has no other warp to issue: every fourth warp
 // idles.
 constexpr int kScanSchedulers = 4;
-constexpr int scan_workers_apart(int warps) { return warps - warps / kScanSchedulers; }
+constexpr int scan_workers_apart(int warps) {
+  return warps - (warps + kScanSchedulers - 1) / kScanSchedulers;
+}
 constexpr int kScanMostWorkers = 15;      // a barrier for each
 constexpr float kUnitEpsilon = 1e-6f;     // inside the root of the key's norm
 constexpr float kKeyNormEpsilon = 1e-5f;  // added to the denominator
@@ -35,6 +37,12 @@ __device__ inline int scan_worker() {
   const int warps = static_cast<int>(blockDim.x) / kWarpSize;
   const int row = warp / kScanSchedulers;
   return warp % kScanSchedulers == 0 ? scan_workers_apart(warps) + row - 1 : warp - row - 1;
+}
+/// The warp that worker `worker` is.
+__device__ inline int scan_warp_of(int worker) {
+  const int apart = scan_workers_apart(static_cast<int>(blockDim.x) / kWarpSize);
+  return worker < apart ? worker + worker / (kScanSchedulers - 1) + 1
+                        : (worker - apart + 1) * kScanSchedulers;
 }
 
 /// Where three warps meet, once a block of tokens: place p lies before block p of the chain's walk. There the

@@ -340,6 +340,18 @@ TEST_CASE("the scan kernels equal the recurrence where there are more chains tha
   check(spec);
 }
 
+TEST_CASE("residual statistics have the same bits however many empty documents follow",
+          "[precond_scan_kernels]") {
+  const Spec spec{.offsets = {0, 3, 303}, .K = 64, .HV = 2, .retention = Retention::kHead};
+  Problem problem = make_problem(spec);
+  const Numbers few = on_kernels(problem).statistics;
+  for (int i = 0; i < 70; ++i) {  // more chains than multiprocessors
+    problem.spec.offsets.push_back(303);
+    problem.d_final.insert(problem.d_final.end(), static_cast<size_t>(spec.HV * spec.K), 0.0);
+  }
+  CHECK(on_kernels(problem).statistics == few);
+}
+
 TEST_CASE("the scan kernels give the same bits on a device with less shared memory",
           "[precond_scan_kernels]") {
   const auto bits = [](const Results& of) {

@@ -1,4 +1,4 @@
-// Memory for kernels that run on the CPU, and what tests compare.
+// Memory for kernels that run on the CPU or, with OSDN_ON_DEVICE, on a GPU; and what tests compare.
 #pragma once
 
 #include <algorithm>
@@ -6,11 +6,16 @@
 #include <cstdint>
 #include <vector>
 
+#ifdef OSDN_ON_DEVICE
+#include "tests/emulation/device_copy.h"
+#endif
+
 namespace osdn::kernels::emulation_test {
 
 using Numbers = std::vector<double>;
 
-/// Memory as the kernels take it: aligned, NaN until written.
+/// Memory as the kernels take it: aligned, NaN until written. Of a GPU the test has a copy, which
+/// launch_checked keeps equal.
 template <typename T>
 class Buffer {
  public:
@@ -18,6 +23,9 @@ class Buffer {
       : size_(size), bytes_(size * sizeof(T) + 2 * kGuardBytes + kAlignment, kUnwritten) {
     const auto begin = reinterpret_cast<uintptr_t>(bytes_.data()) + kGuardBytes;
     data_ = reinterpret_cast<T*>((begin + kAlignment - 1) / kAlignment * kAlignment);
+#ifdef OSDN_ON_DEVICE
+    device_ = std::make_unique<DeviceCopy>(data_, size, sizeof(T));
+#endif
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -25,7 +33,12 @@ class Buffer {
   Buffer& operator=(Buffer&&) = default;
   ~Buffer() = default;
 
+  /// For the kernels.
+#ifdef OSDN_ON_DEVICE
+  T* get() const { return static_cast<T*>(device_->memory()); }
+#else
   T* get() const { return data_; }
+#endif
   T& operator[](size_t i) const { return data_[i]; }
   size_t size() const { return size_; }
   Numbers numbers() const {
@@ -49,6 +62,9 @@ class Buffer {
   size_t size_;
   std::vector<unsigned char> bytes_;
   T* data_;
+#ifdef OSDN_ON_DEVICE
+  std::unique_ptr<DeviceCopy> device_;
+#endif
 };
 
 /// RMS of the difference over that of `expected`; over 1 where that is 0.

@@ -12,7 +12,6 @@
 
 #include "kernels/decay_gate.h"
 #include "tests/emulation/buffer.h"
-#include "tests/emulation/cuda_on_cpu.h"
 #include "tests/emulation/launch_checked.h"
 #include "tests/support/catch.h"
 

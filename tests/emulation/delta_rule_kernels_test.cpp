@@ -12,7 +12,6 @@
 #include "kernels/delta_rule.h"
 #include "kernels/delta_rule_channel.h"
 #include "tests/emulation/buffer.h"
-#include "tests/emulation/cuda_on_cpu.h"
 #include "tests/emulation/launch_checked.h"
 #include "tests/support/catch.h"
 
@@ -22,6 +21,7 @@ using emulation_test::Buffer;
 using emulation_test::launch_checked;
 using emulation_test::Numbers;
 using emulation_test::relative_error;
+using emulation_test::SharedLimit;
 using Halves = Buffer<__nv_bfloat16>;
 using Floats = Buffer<float>;
 
@@ -418,17 +418,8 @@ TEST_CASE("key heads above 128 go through the kernels", "[delta_rule_kernels]") 
   check_kernels(shape, {.gate = gate, .write_key = write_key});
 }
 
-/// Another device's shared memory a block while this lives.
-class SharedLimit {
- public:
-  explicit SharedLimit(int bytes) { emulation::shared_limit = bytes; }
-  ~SharedLimit() { emulation::shared_limit = emulation::kSharedBytes; }
-  SharedLimit(const SharedLimit&) = delete;
-  SharedLimit& operator=(const SharedLimit&) = delete;
-};
-
 TEST_CASE("99 KB of shared memory a block are enough for the kernels for any device, for keys up to 128",
-          "[delta_rule_kernels]") {
+          "[delta_rule_kernels][emulated_device]") {
   const SharedLimit limit(99 * 1024);
   CHECK(!delta_rule_takes_wide_keys());
   const Gate gate = GENERATE(Gate::kNone, Gate::kScalar, Gate::kChannel);
@@ -437,7 +428,7 @@ TEST_CASE("99 KB of shared memory a block are enough for the kernels for any dev
 }
 
 TEST_CASE("163 KB of shared memory a block, as compute capability 8.0 has, are enough for keys above 128",
-          "[delta_rule_kernels]") {
+          "[delta_rule_kernels][emulated_device]") {
   const SharedLimit limit(163 * 1024);
   CHECK(delta_rule_takes_wide_keys());
   // Value heads of one, two and three tiles.

@@ -12,7 +12,6 @@
 
 #include "kernels/residual_stats.h"
 #include "tests/emulation/buffer.h"
-#include "tests/emulation/cuda_on_cpu.h"
 #include "tests/emulation/launch_checked.h"
 #include "tests/emulation/precond_scan_recurrence.h"
 #include "tests/support/catch.h"
@@ -22,6 +21,7 @@ namespace osdn::kernels::precond_scan_kernels_test {
 using emulation_test::Buffer;
 using emulation_test::launch_checked;
 using emulation_test::relative_error;
+using emulation_test::SharedLimit;
 
 constexpr double kHalf = 4e-3;    // of numbers that are rounded to bf16 at the end
 constexpr double kSingle = 2e-5;  // of sums in fp32, and of d, whose sums in fixed point have 2^-21 as unit
@@ -353,7 +353,7 @@ TEST_CASE("residual statistics have the same bits however many empty documents f
 }
 
 TEST_CASE("the scan kernels give the same bits on a device with less shared memory",
-          "[precond_scan_kernels]") {
+          "[precond_scan_kernels][emulated_device]") {
   const auto bits = [](const Results& of) {
     Numbers all;
     for (const Numbers* part :
@@ -365,9 +365,8 @@ TEST_CASE("the scan kernels give the same bits on a device with less shared memo
     const Problem problem =
         make_problem({.offsets = {0, 1, 67}, .K = 256, .retention = Retention::kChannel, .bf16 = bf16});
     const Numbers here = bits(on_kernels(problem));
-    emulation::shared_limit = 99 * 1024;
+    const SharedLimit limit(99 * 1024);
     const Numbers there = bits(on_kernels(problem));
-    emulation::shared_limit = emulation::kSharedBytes;
     CHECK(std::memcmp(here.data(), there.data(), here.size() * sizeof(double)) == 0);
   }
 }
@@ -401,15 +400,14 @@ TEST_CASE("what the scan kernels keep and count changes none of the rest", "[pre
   CHECK(d_k.numbers() == zeros.d_k);
 }
 
-TEST_CASE("residual statistics of a long sequence are summed whole", "[precond_scan_kernels]") {
+TEST_CASE("residual statistics of a long sequence are summed whole",
+          "[precond_scan_kernels][emulated_device]") {
   // More blocks a worker than it sums in fp32: with three workers, as many as this memory has slots for,
   // those are 1,536 tokens.
   const Problem problem = make_problem({.offsets = {0, 1600}, .K = 16});
   const Run<__nv_bfloat16> run(problem);
-  emulation::shared_limit = 6000;
-  const Results found = run.forward();
-  emulation::shared_limit = emulation::kSharedBytes;
-  check_statistics(found, expected_of(problem));
+  const SharedLimit limit(6000);
+  check_statistics(run.forward(), expected_of(problem));
 }
 
 TEST_CASE("residual statistics of writes with d = 1 and the merge of parts on the kernels",

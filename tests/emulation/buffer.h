@@ -39,6 +39,8 @@ class Buffer {
 #else
   T* get() const { return data_; }
 #endif
+  /// For the test.
+  T* host() const { return data_; }
   T& operator[](size_t i) const { return data_[i]; }
   size_t size() const { return size_; }
   Numbers numbers() const {
@@ -66,6 +68,13 @@ class Buffer {
   std::unique_ptr<DeviceCopy> device_;
 #endif
 };
+
+template <typename T>
+Buffer<T> buffer_of(const std::vector<T>& numbers) {
+  Buffer<T> out(numbers.size());
+  std::copy(numbers.begin(), numbers.end(), out.host());
+  return out;
+}
 
 /// RMS of the difference over that of `expected`; over 1 where that is 0.
 inline double relative_error(const Numbers& actual, const Numbers& expected) {

@@ -18,6 +18,7 @@
 namespace osdn::kernels::delta_rule_kernels_test {
 
 using emulation_test::Buffer;
+using emulation_test::buffer_of;
 using emulation_test::launch_checked;
 using emulation_test::Numbers;
 using emulation_test::relative_error;
@@ -144,7 +145,7 @@ struct Problem {
       return options.gate == Gate::kNone ? 1.0 : std::exp(double{log_decay[gate_at(token, i)]});
     };
 
-    Numbers state(initial.get() + own_state, initial.get() + own_state + K * V);
+    Numbers state(initial.host() + own_state, initial.host() + own_state + K * V);
     std::vector<Numbers> decayed(shape.tokens);  // states that the errors are measured against
     std::vector<Numbers> after(shape.tokens);
     std::vector<Numbers> errors(shape.tokens, Numbers(V));
@@ -168,7 +169,7 @@ struct Problem {
     }
     std::copy(state.begin(), state.end(), final_state.begin() + own_state);
 
-    Numbers d_state(d_final.get() + own_state, d_final.get() + own_state + K * V);
+    Numbers d_state(d_final.host() + own_state, d_final.host() + own_state + K * V);
     for (int t = end - 1; t >= begin; --t) {
       const size_t row = at(t);
       const Numbers key = unit(k, t);
@@ -236,16 +237,18 @@ void check_kernels(const Shape& shape, const Options& options) {
     chunk_offsets.push_back(static_cast<int64_t>(chunk_sequences.size()));
   }
   const size_t chunks = chunk_sequences.size();
+  const Buffer<int64_t> lists[] = {buffer_of(problem.offsets), buffer_of(order), buffer_of(chunk_offsets),
+                                   buffer_of(chunk_sequences)};
   const size_t matrices = chunks * shape.heads;
   const size_t KP = delta_rule_padded_key_size(K);
   const size_t VP = delta_rule_padded_value_size(V);
   const auto rows = [&](const Halves& x, int size) {
     return DeltaRuleRows{.data = x.get(), .token_stride = int64_t{shape.heads} * size, .head_stride = size};
   };
-  const DeltaRuleInputs in{.shape = {.offsets = problem.offsets.data(),
-                                     .order = order.data(),
-                                     .chunk_offsets = chunk_offsets.data(),
-                                     .chunk_sequences = chunk_sequences.data(),
+  const DeltaRuleInputs in{.shape = {.offsets = lists[0].get(),
+                                     .order = lists[1].get(),
+                                     .chunk_offsets = lists[2].get(),
+                                     .chunk_sequences = lists[3].get(),
                                      .num_tokens = shape.tokens,
                                      .num_sequences = sequences,
                                      .num_chunks = static_cast<int64_t>(chunks),

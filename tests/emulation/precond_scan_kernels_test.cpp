@@ -19,6 +19,7 @@
 namespace osdn::kernels::precond_scan_kernels_test {
 
 using emulation_test::Buffer;
+using emulation_test::buffer_of;
 using emulation_test::launch_checked;
 using emulation_test::relative_error;
 using emulation_test::SharedLimit;
@@ -46,6 +47,7 @@ class Run {
         retention_(plain(problem.retention)),
         initial_(plain(problem.initial)),
         d_final_(plain(problem.d_final)),
+        offsets_(buffer_of(spec_.offsets)),
         order_(spec_.offsets.size() - 1),
         write_key_(problem.d_written.size()),
         tokens_(problem.beta.size()),
@@ -58,15 +60,16 @@ class Run {
         d_beta_(problem.beta.size()),
         d_retention_(problem.retention.size()),
         d_initial_(problem.d_final.size()) {
-    std::iota(order_.begin(), order_.end(), 0);
+    int64_t* const order = order_.host();
+    std::iota(order, order + spec_.sequences(), 0);
     const std::vector<int64_t>& at = spec_.offsets;
-    std::stable_sort(order_.begin(), order_.end(),
+    std::stable_sort(order, order + spec_.sequences(),
                      [&](int64_t a, int64_t b) { return at[a + 1] - at[a] > at[b + 1] - at[b]; });
   }
 
   PrecondScanInputs inputs() const {
-    return {.offsets = spec_.offsets.data(),
-            .order = order_.data(),
+    return {.offsets = offsets_.get(),
+            .order = order_.get(),
             .num_tokens = spec_.tokens(),
             .num_sequences = spec_.sequences(),
             .num_key_heads = spec_.H,
@@ -114,7 +117,7 @@ class Run {
         .parts = statistics_.get(), .num_parts = spec_.sequences() * spec_.HV, .terms = merged_.get()});
     return {.write_key = write_key_.numbers(),
             .final_d = final_d_.numbers(),
-            .statistics = Numbers(merged_.get(), merged_.get() + kTerms)};
+            .statistics = Numbers(merged_.host(), merged_.host() + kTerms)};
   }
   Results both_passes() const {
     Results out = forward();
@@ -153,7 +156,7 @@ class Run {
   int block_;
   Buffer<T> k_, d_written_;
   Buffer<float> beta_, retention_, initial_, d_final_;
-  std::vector<int64_t> order_;
+  Buffer<int64_t> offsets_, order_;
   Buffer<T> write_key_;
   Buffer<PrecondScanToken> tokens_;
   Buffer<float> block_d_, final_d_;

@@ -16,6 +16,10 @@ namespace data_parallel_detail {
 constexpr int64_t kLargestBucket = int64_t{64} << 20;  // elements
 constexpr int64_t kLastBuckets = int64_t{16} << 20;    // elements of each
 constexpr int64_t kFewestBuckets = 8;
+// Copy engines begin when so many of the buckets are complete, and then bring all of them in one go: the same
+// bytes cost a step less in one burst than spread over backward (docs/scaling.md, "Measured on two GPUs").
+// What is left of backward, a third of it, hides the burst.
+constexpr int64_t first_burst(int64_t num_buckets) { return num_buckets * 3 / 5; }
 
 using Range = optim::ParameterArena::Range;
 
@@ -51,11 +55,15 @@ DataParallel::DataParallel(optim::ParameterArena& arena, dist::Communicator& com
   if (!connected_) return;
   const auto& buckets = arena.buckets();
   const int64_t num_stages = num_layers + 2;
+  common_complete_ = num_stages;
   complete_.assign(static_cast<size_t>(num_stages), static_cast<int64_t>(buckets.size()));
   weights_in_.resize(static_cast<size_t>(num_stages));
   for (const optim::ParameterArena::Slot& slot : arena.slots()) {
     const auto layer = static_cast<size_t>(model::layer_of(slot.spec.name, num_layers));
     const int64_t end = slot.offset + slot.spec.num_elements();
+    for (const optim::ParameterArena::OwnedRange& range : arena.owned())
+      if (range.common && slot.offset < range.end && end > range.begin)
+        common_complete_ = std::min(common_complete_, static_cast<int64_t>(layer));
     for (size_t bucket = 0; bucket < buckets.size(); ++bucket) {
       if (end <= buckets[bucket].begin || slot.offset >= buckets[bucket].end) continue;
       const auto number = static_cast<int64_t>(bucket);
@@ -71,7 +79,8 @@ DataParallel::DataParallel(optim::ParameterArena& arena, dist::Communicator& com
   if (exchange == config::Exchange::kAuto) {
     std::vector<at::Tensor> arenas = {arena.gradients()};
     if (arena.is_sharded()) arenas.push_back(data_parallel_detail::weights_of(arena));
-    communicator.share(arenas);
+    if (communicator.share(arenas))
+      first_burst_ = data_parallel_detail::first_burst(static_cast<int64_t>(buckets.size()));
   }
   first_hooks_.before_forward = [this](int64_t layer) {
     for (const int64_t bucket : weights_in_[static_cast<size_t>(layer)]) wait_for_bucket(bucket);
@@ -86,8 +95,10 @@ const model::LayerHooks* DataParallel::hooks(bool last_micro_batch) {
 }
 
 void DataParallel::after_backward(int64_t layer) {
-  while (static_cast<int64_t>(reductions_.size()) < complete_[static_cast<size_t>(layer)])
+  const int64_t complete = complete_[static_cast<size_t>(layer)];
+  while (complete >= first_burst_ && static_cast<int64_t>(reductions_.size()) < complete)
     reduce_next_bucket();
+  if (layer == common_complete_) reduce_common();
 }
 
 void DataParallel::reduce_next_bucket() {
@@ -100,22 +111,28 @@ void DataParallel::reduce_next_bucket() {
        .what = "gradients of bucket " + std::to_string(bucket)}));
 }
 
+void DataParallel::reduce_common() {
+  for (const optim::ParameterArena::OwnedRange& range : arena_.owned())
+    if (range.common)
+      common_.push_back(
+          communicator_.start({.kind = dist::CollectiveKind::kAllReduceSum,
+                               .range = data_parallel_detail::part_of(arena_.gradients(), range),
+                               .root = 0,
+                               .what = "gradients of the full-precision parameters"}));
+}
+
 void DataParallel::begin_passes() {
   if (gathers_in_passes_) gather_weights();
 }
 
 void DataParallel::finish_gradients() {
   if (!connected_) return;
+  if (common_.empty()) reduce_common();
   while (reductions_.size() < arena_.buckets().size()) reduce_next_bucket();
-  for (const optim::ParameterArena::OwnedRange& range : arena_.owned())
-    if (range.common)
-      reductions_.push_back(
-          communicator_.start({.kind = dist::CollectiveKind::kAllReduceSum,
-                               .range = data_parallel_detail::part_of(arena_.gradients(), range),
-                               .root = 0,
-                               .what = "gradients of the full-precision parameters"}));
-  for (const auto& reduction : reductions_) reduction->wait();
-  reductions_.clear();
+  for (auto* started : {&common_, &reductions_}) {
+    for (const auto& reduction : *started) reduction->wait();
+    started->clear();
+  }
 }
 
 void DataParallel::update(const optim::AdamWOptions& options, double learning_rate, int64_t update,

@@ -68,6 +68,7 @@ class DataParallel {
  private:
   void after_backward(int64_t layer);
   void reduce_next_bucket();
+  void reduce_common();
   void gather(int64_t bucket);
   void wait_for_bucket(int64_t bucket);
 
@@ -77,10 +78,13 @@ class DataParallel {
   bool gathers_in_passes_ = false;
   bool in_parts_ = false;                         // update() has left the new weights to be gathered
   std::vector<int64_t> complete_;                 // by layer: buckets whose gradients its backward completes
+  int64_t common_complete_ = 0;                   // the layer whose backward completes what all ranks update
+  int64_t first_burst_ = 0;                       // buckets that are complete before any is summed
   std::vector<std::vector<int64_t>> weights_in_;  // by layer: buckets with weights that it reads
   model::LayerHooks first_hooks_;                 // of all micro-batches of a step but the last
   model::LayerHooks last_hooks_;
   std::vector<std::unique_ptr<dist::PendingCollective>> reductions_;  // started, by bucket
+  std::vector<std::unique_ptr<dist::PendingCollective>> common_;      // started, of what all ranks update
   std::vector<std::unique_ptr<dist::PendingCollective>> gathers_;     // by bucket; null: not running
 };
 

@@ -323,7 +323,7 @@ class PeerCommunicator : public Communicator {
   /// Adds the terms of all ranks in their order, piece by piece of what the scratch holds.
   void sum_own_part(const at::Tensor& range, const Arena& arena) {
     const Part part = part_of(range.numel(), rank());
-    const int64_t most = options_.scratch / (world_size() - 1);
+    const int64_t most = std::min(options_.piece, options_.scratch / (world_size() - 1));
     for (int64_t begin = part.begin; begin < part.begin + part.size; begin += most) {
       const int64_t size = std::min(most, part.begin + part.size - begin);
       at::Tensor own = range.narrow(0, begin, size);

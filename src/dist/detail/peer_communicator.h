@@ -13,8 +13,10 @@ namespace osdn::dist::detail {
 
 struct PeerOptions {
   std::chrono::milliseconds timeout{0};
-  /// fp32 numbers of all terms together that are copied here before they are added: 64 MiB.
-  int64_t scratch = int64_t{16} << 20;
+  /// fp32 numbers of all terms together that are copied here before they are added, and of one rank's: 24 and
+  /// 8 MiB, which the L2 cache still holds when they are added.
+  int64_t scratch = int64_t{6} << 20;
+  int64_t piece = int64_t{2} << 20;
 };
 
 /// `others` moves what share() was not told of, and what share() itself has to say.

@@ -159,6 +159,7 @@ struct BackwardChain {
       if (!fixed) walk<false>(slot, next, fetch);
       worker = following;
     }
+    __syncwarp();  // its first lane has written the last sum
     if (blocks > 0) scan_meet(scan_turn(worker, 1, workers));
 #pragma unroll
     for (int i = 0; i < P; ++i) gradient[i] *= inverse_scale;

@@ -93,6 +93,7 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
     }
     worker = following;
   }
+  __syncwarp();  // its first lane has written the last sum
   if (blocks > 0) scan_meet(scan_turn(worker, 1, workers));
   store_row<float, P>(args.final_d + chain.state * in.key_size + chain.channel, d, chain.active);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "ops/delta_rule.h"
 #include "tensor/device.h"
 #include "tensor/torch.h"
 
@@ -53,8 +54,10 @@ DecodeState copy_of(const DecodeState& state) {
 
 bool DecodeGraph::fits(const DecodeState& state) {
   return state.hidden.defined() && state.hidden.is_cuda() &&
-         std::all_of(state.layers.begin(), state.layers.end(),
-                     [](const MixerState& layer) { return layer.recurrent.defined(); });
+         std::all_of(state.layers.begin(), state.layers.end(), [](const MixerState& layer) {
+           return layer.recurrent.defined() &&
+                  ops::has_step_kernel(layer.recurrent.size(2), layer.recurrent.size(3));
+         });
 }
 
 DecodeGraph::DecodeGraph(const LanguageModel& model, const DecodeState& state)
@@ -75,8 +78,10 @@ DecodeGraph::DecodeGraph(const LanguageModel& model, const DecodeState& state)
 
 void DecodeGraph::run(const LanguageModel& model) {
   const at::NoGradGuard no_grad;
+  const ops::SequencesApart apart;
   DecodeState next = state_;
-  ForwardCall call{.sequences = sequences_, .state = &next.layers, .overwrite_state = true};
+  ForwardCall call{
+      .sequences = sequences_, .state = &next.layers, .single_tokens = true, .overwrite_state = true};
   next.hidden = model.hidden(ids_, call);
   logits_ = model.logits(next.hidden);
   decode_graph_detail::copy_state(next, state_);

@@ -11,7 +11,8 @@ namespace osdn::model {
 
 class DecodeGraph {
  public:
-  /// Whether `state` can be decoded so: it is on a GPU and of constant size (no softmax attention).
+  /// Whether `state` can be decoded so: it is on a GPU, of constant size (no softmax attention) and of head
+  /// sizes that have a kernel for single tokens.
   static bool fits(const DecodeState& state);
 
   /// Goes on from a copy of `state`. Recording costs about the time of three steps. The model must outlive

@@ -46,9 +46,8 @@ namespace delta_memory_detail {
 // The op's chunk; generate.cpp cuts long prompts at multiples of it.
 constexpr int64_t kPiece = 64;
 
-/// Sequence by sequence and piece by piece, so that each has the bits that it has alone and in any slices.
-/// The op's loops on a CPU see to that by themselves; a decay per channel goes through products over all at
-/// once.
+/// Sequence by sequence and piece by piece, so that each has the bits that it has alone and in any slices,
+/// where the op multiplies all at once.
 ops::DeltaRuleOutput each_alone(const ops::DeltaRuleArgs& args) {
   const std::vector<int64_t>& offsets = args.sequences->host_offsets();
   std::vector<at::Tensor> reads;
@@ -104,10 +103,11 @@ at::Tensor DeltaMemory::forward(const Input& input, MixerCall& call) const {
                                 .initial_state = call.state ? call.state->recurrent : at::Tensor(),
                                 .sequences = call.sequences,
                                 .l2_normalize = l2_normalize_,
+                                // A token read with a prompt has the same bits beside longer ones.
+                                .by_chunks = call.state && !call.single_tokens,
                                 .overwrite_initial_state = call.overwrite_state};
-  const bool by_channel = input.log_decay.defined() && input.log_decay.dim() == 3;
-  const bool apart = call.state && by_channel && input.q.is_cpu();
-  const ops::DeltaRuleOutput rule = apart ? delta_memory_detail::each_alone(args) : ops::delta_rule(args);
+  const bool mixed = call.state && !ops::keeps_sequences_apart(args);
+  const ops::DeltaRuleOutput rule = mixed ? delta_memory_detail::each_alone(args) : ops::delta_rule(args);
   if (call.state) {
     call.state->scale = scan.final_d.defined() ? scan.final_d.detach() : at::Tensor();
     call.state->recurrent = rule.final_state.detach();

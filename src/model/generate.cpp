@@ -22,8 +22,7 @@ void check_tokens(const TokenIds& tokens, int64_t vocab_size) {
 
 namespace generate_detail {
 
-// Pieces of a prompt end at multiples of the ops' chunks, counted from the prompt's own start: so a long
-// prompt gets the bits that it has when read in one piece.
+// Slices of a prompt end at multiples of the ops' chunks, counted from its own start.
 constexpr int64_t kPieceMultiple = 64;
 
 // Fewer steps than this take longer to record than to make.
@@ -33,9 +32,17 @@ at::Tensor to_device(const std::vector<int64_t>& values, at::Device device) {
   return at::tensor(values, at::kLong).to(device);
 }
 
-/// One pass of the model over tokens [begin, end) of every piece, cut at its end.
-void read_slice(const LanguageModel& model, const std::vector<TokenIds>& pieces, int64_t begin, int64_t end,
-                at::Device device, DecodeState* state) {
+/// Pieces in hand: tokens [begin, end) of each, cut at its end.
+struct Slice {
+  const std::vector<TokenIds>& pieces;
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool single_tokens = false;  // one of every piece, by the kernels of decoding
+};
+
+/// One pass of the model.
+void read_slice(const LanguageModel& model, const Slice& slice, at::Device device, DecodeState* state) {
+  const auto& [pieces, begin, end, single_tokens] = slice;
   std::vector<int64_t> ids;
   std::vector<int64_t> offsets = {0};
   std::vector<int64_t> ended;      // sequences that have tokens here
@@ -51,26 +58,82 @@ void read_slice(const LanguageModel& model, const std::vector<TokenIds>& pieces,
     last_rows.push_back(offsets.back() - 1);
     state->num_tokens[s] += to - from;
   }
-  ForwardCall call{.sequences = ops::Sequences::make(std::move(offsets), device), .state = &state->layers};
+  ForwardCall call{.sequences = ops::Sequences::make(std::move(offsets), device),
+                   .state = &state->layers,
+                   .single_tokens = single_tokens};
   const at::Tensor hidden = model.hidden(to_device(ids, device), call);            // [N, D]
   const at::Tensor newest = hidden.index_select(0, to_device(last_rows, device));  // [ended, D]
   state->hidden =
       ended.size() == pieces.size() ? newest : state->hidden.index_copy(0, to_device(ended, device), newest);
 }
 
+/// The states of neighbouring groups of sequences as one.
+DecodeState joined(const std::vector<DecodeState>& groups) {
+  const auto all = [&](const auto& part) {
+    std::vector<at::Tensor> parts;
+    for (const DecodeState& group : groups) parts.push_back(part(group));
+    return parts.front().defined() ? at::cat(parts) : at::Tensor();
+  };
+  DecodeState whole;
+  whole.hidden = all([](const DecodeState& group) { return group.hidden; });
+  for (size_t i = 0; i < groups.front().layers.size(); ++i) {
+    MixerState layer{.recurrent = all([i](const DecodeState& group) { return group.layers[i].recurrent; }),
+                     .scale = all([i](const DecodeState& group) { return group.layers[i].scale; }),
+                     .conv = all([i](const DecodeState& group) { return group.layers[i].conv; })};
+    for (const DecodeState& group : groups) {
+      const MixerState& from = group.layers[i];
+      layer.keys.insert(layer.keys.end(), from.keys.begin(), from.keys.end());
+      layer.values.insert(layer.values.end(), from.values.begin(), from.values.end());
+      layer.num_read.insert(layer.num_read.end(), from.num_read.begin(), from.num_read.end());
+    }
+    whole.layers.push_back(std::move(layer));
+  }
+  for (const DecodeState& group : groups)
+    whole.num_tokens.insert(whole.num_tokens.end(), group.num_tokens.begin(), group.num_tokens.end());
+  return whole;
+}
+
+/// A long piece is read slice by slice; where it is cut depends on nothing but `tokens_at_once`. So many
+/// neighbours are read together as have so many tokens in a slice.
 void read_pieces(const LanguageModel& model, const std::vector<TokenIds>& pieces, int64_t tokens_at_once,
                  at::Device device, DecodeState* state) {
   const at::NoGradGuard no_grad;
-  int64_t longest = 0;
-  for (const TokenIds& piece : pieces) {
-    check_tokens(piece, model.vocab_size());
-    longest = std::max(longest, static_cast<int64_t>(piece.size()));
+  const ops::SequencesApart apart;
+  for (const TokenIds& piece : pieces) check_tokens(piece, model.vocab_size());
+  const int64_t slice = std::max(tokens_at_once / kPieceMultiple * kPieceMultiple, kPieceMultiple);
+  const auto read = [&](const std::vector<TokenIds>& group, DecodeState* carried) {
+    int64_t longest = 0;
+    for (const TokenIds& piece : group) longest = std::max(longest, static_cast<int64_t>(piece.size()));
+    for (int64_t begin = 0; begin < longest; begin += slice)
+      read_slice(model, {.pieces = group, .begin = begin, .end = begin + slice}, device, carried);
+  };
+  std::vector<size_t> group_ends;
+  int64_t tokens = 0;  // of the group at hand, in a slice
+  for (size_t s = 0; s < pieces.size(); ++s) {
+    const int64_t more = std::min(static_cast<int64_t>(pieces[s].size()), slice);
+    if (tokens > 0 && tokens + more > slice) {
+      group_ends.push_back(s);
+      tokens = 0;
+    }
+    tokens += more;
   }
-  if (longest == 0) return;
-  const int64_t share = tokens_at_once / static_cast<int64_t>(pieces.size());
-  const int64_t slice = std::max(share / kPieceMultiple * kPieceMultiple, kPieceMultiple);
-  for (int64_t begin = 0; begin < longest; begin += slice)
-    read_slice(model, pieces, begin, begin + slice, device, state);
+  if (group_ends.empty()) {
+    read(pieces, state);
+    return;
+  }
+  group_ends.push_back(pieces.size());
+  std::vector<DecodeState> groups;
+  size_t begin = 0;
+  for (const size_t end : group_ends) {
+    std::vector<int64_t> rows(end - begin);
+    std::iota(rows.begin(), rows.end(), static_cast<int64_t>(begin));
+    groups.push_back(select(*state, rows));
+    read({pieces.begin() + static_cast<std::ptrdiff_t>(begin),
+          pieces.begin() + static_cast<std::ptrdiff_t>(end)},
+         &groups.back());
+    begin = end;
+  }
+  *state = joined(groups);
 }
 
 /// The sequences that are still decoded: on a GPU by a recorded graph, elsewhere step by step.
@@ -153,20 +216,29 @@ void extend(const LanguageModel& model, const std::vector<TokenIds>& pieces, Dec
 }
 
 void step(const LanguageModel& model, const TokenIds& tokens, DecodeState* state) {
+  OSDN_ASSERT(static_cast<int64_t>(tokens.size()) == state->num_sequences(), "{} tokens for {} sequences",
+              tokens.size(), state->num_sequences());
+  const at::NoGradGuard no_grad;
+  const ops::SequencesApart apart;
+  check_tokens(tokens, model.vocab_size());
   std::vector<TokenIds> pieces;
   pieces.reserve(tokens.size());
   for (const int32_t token : tokens) pieces.push_back({token});
-  extend(model, pieces, state);
+  generate_detail::read_slice(model, {.pieces = pieces, .begin = 0, .end = 1, .single_tokens = true},
+                              state->hidden.device(), state);
 }
 
 at::Tensor next_logits(const LanguageModel& model, const DecodeState& state) {
   const at::NoGradGuard no_grad;
+  const ops::SequencesApart apart;
   return model.logits(state.hidden).to(at::kCPU, at::kFloat).contiguous();
 }
 
 DecodeState select(const DecodeState& state, const std::vector<int64_t>& rows) {
   const at::NoGradGuard no_grad;
-  const at::Tensor index = generate_detail::to_device(rows, state.hidden.device());
+  // Nothing has been read yet where there is no newest token.
+  const at::Tensor index =
+      state.hidden.defined() ? generate_detail::to_device(rows, state.hidden.device()) : at::Tensor();
   const auto chosen = [&](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.index_select(0, index) : at::Tensor();
   };

@@ -1,6 +1,6 @@
 // Recurrent decoding. Prompts of any lengths are read as packed documents, without padding, then every
 // sequence takes one token a step with a state of constant size: S, d and the convolution's history. A
-// sequence's tokens do not depend on which others are decoded with it; on a CPU not even in the last bit
+// sequence's tokens do not depend on which others are decoded with it, nor do the last bits of its logits
 // (docs/howto/generate.md).
 #pragma once
 
@@ -26,7 +26,8 @@ struct DecodeState {
   int64_t num_sequences() const { return static_cast<int64_t>(num_tokens.size()); }
 };
 
-/// Tokens that prefill and extend run through the model at once, over all sequences: what bounds memory.
+/// Tokens that prefill and extend run through the model at once, over all sequences: what bounds memory. A
+/// longer prompt is cut at multiples of it, and its bits depend on where.
 inline constexpr int64_t kPrefillTokens = 8192;
 
 /// Throws UserError naming the first id that is not of the vocabulary.

@@ -93,6 +93,7 @@ at::Tensor LanguageModel::hidden(const at::Tensor& ids, ForwardCall& call) const
     lm_detail::after_backward(call, number, stream);
     MixerCall mixer{.sequences = call.sequences,
                     .state = call.state ? &(*call.state)[layer] : nullptr,
+                    .single_tokens = call.single_tokens,
                     .overwrite_state = call.overwrite_state,
                     .collect_statistics = call.collect_statistics};
     stream = blocks_[layer].forward(stream, mixer, call.recompute);

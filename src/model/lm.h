@@ -41,6 +41,7 @@ int64_t layer_of(const std::string& parameter_name, int64_t num_layers);
 struct ForwardCall {
   ops::SequencesPtr sequences;
   ModelState* state = nullptr;         // read and replaced when given; made on first use
+  bool single_tokens = false;          // every sequence has one, as in decoding step by step
   bool overwrite_state = false;        // its tensors may be written in place: nobody else has them
   bool collect_statistics = false;     // residual statistics of every delta layer
   std::vector<at::Tensor> statistics;  // one [kNumResidualTerms] float64 tensor a layer, in layer order

@@ -32,6 +32,7 @@ struct MixerCall {
   ops::SequencesPtr sequences;
   MixerState* state = nullptr;      // read and replaced when given (decoding, carried documents); else every
                                     // sequence starts afresh and nothing is kept
+  bool single_tokens = false;       // every sequence has one, as in decoding step by step
   bool overwrite_state = false;     // tensors of `state` may be written in place: nobody else has them
   bool collect_statistics = false;  // fill `statistics` (ops/residual_stats.h)
   at::Tensor statistics;            // [kNumResidualTerms] float64; undefined for mixers without a delta rule

@@ -93,6 +93,26 @@ std::optional<int64_t> window_left(const AttentionArgs& args) {
   return args.window_size > 0 ? std::optional(args.window_size - 1) : std::nullopt;
 }
 
+/// Sequence by sequence: for all at once the keys of one are divided among blocks by how many there are.
+at::Tensor forward_flash_apart(const AttentionArgs& args) {
+  at::Tensor out = at::empty_like(args.q, at::MemoryFormat::Contiguous);
+  const auto& queries = args.queries->host_offsets();
+  const auto& keys = args.keys->host_offsets();
+  for (size_t s = 0; s + 1 < queries.size(); ++s) {
+    const int64_t count = queries[s + 1] - queries[s];
+    const int64_t key_count = keys[s + 1] - keys[s];
+    if (count == 0) continue;
+    const auto one = at::_flash_attention_forward(
+        args.q.narrow(0, queries[s], count).unsqueeze(0), args.k.narrow(0, keys[s], key_count).unsqueeze(0),
+        args.v.narrow(0, keys[s], key_count).unsqueeze(0), std::nullopt, std::nullopt, count, key_count,
+        /*dropout_p=*/0.0,
+        /*is_causal=*/true, /*return_debug_mask=*/false, std::optional<double>(scale_of(args.q)),
+        window_left(args), std::optional<int64_t>(0));
+    out.narrow(0, queries[s], count).copy_(std::get<0>(one).squeeze(0));
+  }
+  return out;
+}
+
 torch::autograd::variable_list forward_flash(const AttentionArgs& args) {
   const auto out = at::_flash_attention_forward(
       args.q, args.k, args.v, args.queries->offsets().to(at::kInt), args.keys->offsets().to(at::kInt),
@@ -203,6 +223,8 @@ at::Tensor attention(const AttentionArgs& args) {
   for (size_t s = 0; fits && s + 1 < queries.size(); ++s)
     fits = keys[s + 1] - keys[s] >= queries[s + 1] - queries[s];
   if (!fits) throw UserError("{}: keys: expected at least as many keys as queries in every sequence", kOp);
+  if (SequencesApart::holds_for(args.q) && attention_detail::uses_flash(args.q))
+    return attention_detail::forward_flash_apart(args);
   AttentionArgs settings{.queries = args.queries, .keys = args.keys, .window_size = args.window_size};
   return attention_detail::AttentionFunction::apply(
       args.q, args.k, args.v, c10::make_intrusive<attention_detail::HeldArgs>(std::move(settings)));

@@ -193,7 +193,7 @@ DeltaRuleOutput delta_rule(const DeltaRuleArgs& args) {
     for (const at::Tensor& input :
          {args.q, args.k, args.v, args.beta, args.write_key, args.log_decay, args.initial_state})
       settings->keep = settings->keep || (input.defined() && input.requires_grad());
-  if (!settings->keep && delta_rule_detail::on_step_path(problem)) {
+  if (!settings->keep && !args.by_chunks && delta_rule_detail::on_step_path(problem)) {
     problem.normalize = args.l2_normalize;
     problem.overwrite = args.overwrite_initial_state;
     const delta_rule_detail::Forward step = delta_rule_detail::forward_step(problem);
@@ -203,6 +203,19 @@ DeltaRuleOutput delta_rule(const DeltaRuleArgs& args) {
       args.q, args.k, args.v, args.beta, optional_input(args.write_key), optional_input(args.log_decay),
       optional_input(args.initial_state), settings);
   return {.o = outputs[0], .final_state = outputs[1]};
+}
+
+bool keeps_sequences_apart(const DeltaRuleArgs& args) {
+  const delta_rule_detail::Problem problem{.q = args.q,
+                                           .k = args.k,
+                                           .v = args.v,
+                                           .beta = args.beta,
+                                           .write_key = args.write_key,
+                                           .log_decay = args.log_decay,
+                                           .initial_state = args.initial_state,
+                                           .sequences = args.sequences};
+  return problem.on_cpu_path() || problem.on_kernel_path() ||
+         (!args.by_chunks && delta_rule_detail::on_step_path(problem));
 }
 
 }  // namespace osdn::ops

@@ -25,6 +25,7 @@ struct DeltaRuleArgs {
   std::optional<double> scale;  // of the query; absent: K^-1/2
   bool l2_normalize =
       true;  // q and k are given unnormalised and are normalised inside (eps 1e-6 inside the root)
+  bool by_chunks = false;  // one token a sequence likewise, which else has a kernel of its own on CUDA
   bool overwrite_initial_state = false;  // final_state may be initial_state itself, written over: done on
                                          // CUDA for one token a sequence without gradients
 };
@@ -38,6 +39,13 @@ struct DeltaRuleOutput {
 /// backward of the chunk form. Throws UserError for shapes, dtypes and devices that do not fit. Does not
 /// synchronise the device.
 DeltaRuleOutput delta_rule(const DeltaRuleArgs& args);
+
+/// Whether a sequence gets the same bits beside any others, no gradients wanted: loops and CUDA kernels go by
+/// sequences, ATen multiplies the chunks of all at once.
+bool keeps_sequences_apart(const DeltaRuleArgs& args);
+
+/// Whether the CUDA kernel of single tokens takes states [S, HV, K, V] of these sizes.
+bool has_step_kernel(int64_t key_size, int64_t value_size);
 
 /// The token recurrence (eq. 1-3) in plain ATen, differentiable by autograd, in the dtype of the inputs: the
 /// truth.

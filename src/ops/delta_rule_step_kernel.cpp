@@ -20,12 +20,10 @@ const float* numbers(const at::Tensor& x) { return x.defined() ? x.const_data_pt
 }  // namespace delta_rule_step_detail
 
 bool on_step_path(const Problem& problem) {
-  const int64_t K = problem.k.size(2);
-  const int64_t V = problem.v.size(2);
   const at::ScalarType type = problem.v.scalar_type();
   return problem.v.is_cuda() && (type == at::kBFloat16 || type == at::kFloat) &&
-         problem.sequences->max_length() == 1 && K > 0 && K <= kernels::kDeltaRuleStepMaxKeySize && V > 0 &&
-         V % kernels::kDeltaRuleStepValueMultiple == 0 && compute_capability() >= 80;
+         problem.sequences->max_length() == 1 && has_step_kernel(problem.k.size(2), problem.v.size(2)) &&
+         compute_capability() >= 80;
 }
 
 Forward forward_step(const Problem& problem) {
@@ -75,3 +73,12 @@ Forward forward_step(const Problem& problem) {
 }
 
 }  // namespace osdn::ops::delta_rule_detail
+
+namespace osdn::ops {
+
+bool has_step_kernel(int64_t key_size, int64_t value_size) {
+  return key_size > 0 && key_size <= kernels::kDeltaRuleStepMaxKeySize && value_size > 0 &&
+         value_size % kernels::kDeltaRuleStepValueMultiple == 0;
+}
+
+}  // namespace osdn::ops

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "ops/detail/simd_math.h"
+#include "ops/linear.h"
 #include "tensor/check.h"
 #include "tensor/gradient.h"
 #include "tensor/torch.h"
@@ -69,7 +70,7 @@ L2NormForward l2_norm_forward(const at::Tensor& x) {
   OSDN_ASSERT(x.dim() > 0, "l2_norm of a scalar");
   const at::Tensor wide = x.to(accumulation_type(x.scalar_type()));  // [..., D]
   if (!x.is_cpu()) {
-    const at::Tensor rstd = at::rsqrt(wide.square().sum(-1, true).add_(kL2NormEps));  // [..., 1]
+    const at::Tensor rstd = at::rsqrt(sum_last(wide.square()).add_(kL2NormEps));  // [..., 1]
     return {.y = (wide * rstd).to(x.scalar_type()), .rstd = rstd};
   }
   const at::Tensor from = wide.contiguous();

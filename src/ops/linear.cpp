@@ -1,8 +1,11 @@
 #include "ops/linear.h"
 
+#include <vector>
+
 #include "base/error.h"
 #include "ops/detail/dispatch.h"
 #include "ops/detail/linear_paths.h"
+#include "ops/sequences.h"
 #include "tensor/check.h"
 #include "tensor/gradient.h"
 #include "tensor/torch.h"
@@ -77,11 +80,21 @@ at::Tensor linear(const at::Tensor& x, const Weight& weight, const Weight& bias)
   const bool differentiable = weight.sink.defined() || bias.sink.defined() || x.requires_grad() ||
                               weight.value.requires_grad() || (bias.defined() && bias.value.requires_grad());
   if (!differentiable && uses_loops(x)) return linear_detail::forward_cpu(x, weight.value, bias.value);
-  if (!differentiable && linear_detail::on_kernel_path(x, weight.value))
+  if (SequencesApart::holds_for(x) && linear_detail::on_kernel_path(x))
     return linear_detail::forward_kernel(x, weight.value, bias.value);
   const at::Tensor anchor = gradient_anchor(weight.sink.defined() ? weight : bias);
   return LinearFunction::apply(x, weight.value, optional_input(bias.value), optional_input(anchor), weight,
                                bias);
+}
+
+at::Tensor sum_last(const at::Tensor& x) {
+  if (!SequencesApart::holds_for(x) || !linear_detail::on_kernel_path(x)) return x.sum(-1, /*keepdim=*/true);
+  const int64_t width = x.size(-1);
+  const at::Tensor sums =
+      linear_detail::forward_kernel(x.reshape({-1, width}), at::ones({1, width}, x.options()), {});
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = 1;
+  return sums.view(shape);
 }
 
 }  // namespace osdn::ops

@@ -1,4 +1,5 @@
 #include "ops/detail/rms_norm_paths.h"
+#include "ops/linear.h"
 #include "tensor/gradient.h"
 #include "tensor/torch.h"
 
@@ -17,9 +18,10 @@ at::Tensor normalized_sum(const Inputs& in, at::ScalarType type) {
 Outputs forward_aten(const Inputs& in) {
   const at::ScalarType storage = in.x.scalar_type();
   const at::ScalarType type = accumulation_type(storage);
-  const at::Tensor z = normalized_sum(in, type);                                     // [R, D]
-  const at::Tensor rstd = (z.square().mean(-1, /*keepdim=*/true) + in.eps).rsqrt();  // [R, 1] (eq. 1)
-  at::Tensor y = z * rstd * in.weight;                                               // [R, D] (eq. 2)
+  const at::Tensor z = normalized_sum(in, type);  // [R, D]
+  const auto width = static_cast<double>(z.size(-1));
+  const at::Tensor rstd = (sum_last(z.square()) / width + in.eps).rsqrt();  // [R, 1] (eq. 1)
+  at::Tensor y = z * rstd * in.weight;                                      // [R, D] (eq. 2)
   if (in.gate.defined()) {
     const at::Tensor g = in.gate.to(type);
     y = y * (in.activation == GateActivation::kSwish ? at::silu(g) : at::sigmoid(g));

@@ -25,7 +25,16 @@ void check_offsets(const std::vector<int64_t>& offsets) {
                       offsets[i], offsets[i - 1], i);
 }
 
+thread_local bool sequences_apart = false;
+
 }  // namespace
+
+SequencesApart::SequencesApart() : before_(sequences_apart) { sequences_apart = true; }
+SequencesApart::~SequencesApart() { sequences_apart = before_; }
+
+bool SequencesApart::holds_for(const at::Tensor& x) {
+  return sequences_apart && x.is_cuda() && !at::GradMode::is_enabled();
+}
 
 std::shared_ptr<const Sequences> Sequences::make(std::vector<int64_t> offsets, at::Device device) {
   check_offsets(offsets);

@@ -97,4 +97,22 @@ class Sequences {
 
 using SequencesPtr = std::shared_ptr<const Sequences>;
 
+/// While one lives, what this thread computes without gradients (at::NoGradGuard) for a sequence on a GPU has
+/// the same bits whatever the other sequences are and however many: products and sums over rows whose order
+/// of adding does not depend on the number of rows, softmax attention sequence by sequence. For decoding;
+/// training is faster without. Does nothing on a CPU, where inference has that property always.
+class SequencesApart {
+ public:
+  SequencesApart();
+  ~SequencesApart();
+  SequencesApart(const SequencesApart&) = delete;
+  SequencesApart& operator=(const SequencesApart&) = delete;
+
+  /// Whether `x` is computed with by these rules now.
+  static bool holds_for(const at::Tensor& x);
+
+ private:
+  bool before_;
+};
+
 }  // namespace osdn::ops

@@ -161,5 +161,9 @@ template <typename T>
 T __ldg(const T* source) {
   return *source;
 }
+template <typename T>
+T __ldcs(const T* source) {
+  return *source;
+}
 inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }

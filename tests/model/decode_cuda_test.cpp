@@ -1,5 +1,6 @@
 // Decoding on the GPU: a prompt read at once, then single tokens through the step kernel, against one pass
 // over all of them; every backbone, plain and preconditioned.
+#include <optional>
 #include <vector>
 
 #include "model/decode_graph.h"
@@ -108,11 +109,96 @@ TEST_CASE("on the GPU, recorded steps give the bits of steps made one by one and
   }
 }
 
+/// The variants, and one whose heads are as wide as those of the shipped models.
+std::vector<test::Variant> variants_and_wide() {
+  std::vector<test::Variant> all = test::variants();
+  for (const config::Model& narrow :
+       {test::small_config(false, false), test::small_gated_delta_net(), test::small_kda()}) {
+    config::Model wide = test::with_osdn(narrow, config::Retention::kOwnGate);
+    wide.num_heads = 2;
+    wide.num_value_heads = 2;
+    wide.head_dim = 128;
+    wide.value_expand = 1;
+    wide.hidden_size = 256;
+    all.push_back({"wide heads", wide});
+  }
+  return all;
+}
+
+/// Prompts of so many tokens each.
+std::vector<TokenIds> prompts_of(const std::vector<int64_t>& lengths) {
+  std::vector<TokenIds> prompts;
+  for (const int64_t length : lengths)
+    prompts.push_back(some_tokens(length, 30 + static_cast<uint64_t>(length)));
+  return prompts;
+}
+
+TEST_CASE("on the GPU, a sequence's logits have the same bits alone and beside others, read and recorded",
+          "[decode_cuda][cuda]") {
+  const at::ScalarType compute = GENERATE(at::kFloat, at::kBFloat16);
+  // One token, ends of chunks, slices of 128 tokens cut at and within a chunk of their last token.
+  const std::vector<TokenIds> prompts = prompts_of({7, 1, 64, 65, 129, 3, 200, 20, 31, 2, 128});
+  constexpr int64_t kAtOnce = 128;
+  for (const test::Variant& variant : variants_and_wide()) {
+    CAPTURE(variant.name, c10::toString(compute));
+    const SmallModel small(variant.model, kDecodeDevice, /*training=*/false, compute);
+    const DecodeState together = prefill(small.model(), prompts, kDecodeDevice, kAtOnce);
+    const at::Tensor first = next_logits(small.model(), together);
+    const bool recorded = DecodeGraph::fits(together);
+    std::optional<DecodeGraph> graph;
+    if (recorded) graph.emplace(small.model(), together);
+    DecodeState stepped = together;
+    std::vector<at::Tensor> logits = {first};  // [S, V] after the prompts and after every token
+    for (int32_t round = 0; round < 3; ++round) {
+      TokenIds next;
+      for (size_t i = 0; i < prompts.size(); ++i) next.push_back(static_cast<int32_t>(5 * i) + round);
+      step(small.model(), next, &stepped);
+      logits.push_back(next_logits(small.model(), stepped));
+      if (recorded) CHECK(at::equal(graph->step(next), logits.back()));
+    }
+    extend(small.model(), std::vector<TokenIds>(prompts.size(), some_tokens(9, 3)), &stepped, kAtOnce);
+    logits.push_back(next_logits(small.model(), stepped));
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      CAPTURE(i, prompts[i].size());
+      DecodeState alone = prefill(small.model(), {prompts[i]}, kDecodeDevice, kAtOnce);
+      for (size_t round = 0;; ++round) {
+        CAPTURE(round);
+        CHECK(at::equal(next_logits(small.model(), alone)[0], logits[round][static_cast<int64_t>(i)]));
+        if (round == 4) break;
+        if (round == 3)
+          extend(small.model(), {some_tokens(9, 3)}, &alone, kAtOnce);
+        else
+          step(small.model(), {static_cast<int32_t>(5 * i + round)}, &alone);
+      }
+    }
+  }
+}
+
+TEST_CASE("on the GPU, a sequence has the same bits beside so many that other kernels take them",
+          "[decode_cuda][cuda]") {
+  const at::ScalarType compute = GENERATE(at::kFloat, at::kBFloat16);
+  const test::Variant variant = variants_and_wide().back();
+  const SmallModel small(variant.model, kDecodeDevice, /*training=*/false, compute);
+  const std::vector<TokenIds> three = prompts_of({70, 1, 130});
+  std::vector<TokenIds> prompts;
+  for (int64_t i = 0; i < 100; ++i) prompts.push_back(three[static_cast<size_t>(i % 3)]);
+  DecodeState together = prefill(small.model(), prompts, kDecodeDevice, 100 * 130);
+  DecodeState alone = prefill(small.model(), three, kDecodeDevice);
+  for (int32_t round = 0; round < 3; ++round) {
+    const at::Tensor many = next_logits(small.model(), together);
+    const at::Tensor few = next_logits(small.model(), alone);
+    for (int64_t i = 0; i < 100; ++i) CHECK(at::equal(many[i], few[i % 3]));
+    step(small.model(), TokenIds(100, round), &together);
+    step(small.model(), TokenIds(3, round), &alone);
+  }
+}
+
 TEST_CASE("on the GPU, sequences that end at different times get the tokens that each gets alone",
           "[decode_cuda][cuda]") {
+  const at::ScalarType compute = GENERATE(at::kFloat, at::kBFloat16);
   for (const test::Variant& variant : test::variants()) {
-    CAPTURE(variant.name);
-    const SmallModel small(variant.model, kDecodeDevice, /*training=*/false, at::kFloat);
+    CAPTURE(variant.name, c10::toString(compute));
+    const SmallModel small(variant.model, kDecodeDevice, /*training=*/false, compute);
     std::vector<TokenIds> prompts;
     for (uint64_t i = 0; i < 7; ++i) prompts.push_back(some_tokens(3 + 9 * static_cast<int64_t>(i), i));
     GenerateOptions options{.max_new_tokens = 60};

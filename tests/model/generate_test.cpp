@@ -158,14 +158,17 @@ TEST_CASE("a sequence read in pieces equals one pass at every cut", "[generate]"
   check_states(state, whole, 1e-5);
 }
 
-TEST_CASE("a long prompt read in bounded slices has the bits of one pass", "[generate]") {
+TEST_CASE("prompts read in bounded slices and groups have the bits of one pass", "[generate]") {
   const std::vector<TokenIds> prompts = {random_tokens(300, 1), random_tokens(3, 2), random_tokens(130, 3)};
+  const std::vector<TokenIds> more = {random_tokens(70, 4), {}, random_tokens(5, 5)};
   for (const test::Variant& variant : test::variants()) {
     INFO(variant.name);
     const SmallModel small = small_model(variant.model);
-    const DecodeState whole = prefill(small.model(), prompts, at::kCPU);
+    DecodeState whole = prefill(small.model(), prompts, at::kCPU);
+    extend(small.model(), more, &whole);
     for (const int64_t tokens_at_once : {1, 384, 600}) {
-      const DecodeState sliced = prefill(small.model(), prompts, at::kCPU, tokens_at_once);
+      DecodeState sliced = prefill(small.model(), prompts, at::kCPU, tokens_at_once);
+      extend(small.model(), more, &sliced, tokens_at_once);
       if (has_attention(variant.model))
         check_states(sliced, whole, 1e-5);
       else

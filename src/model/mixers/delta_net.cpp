@@ -30,7 +30,7 @@ at::Tensor activated(const at::Tensor& x, config::QkActivation activation) {
 
 /// x over its sum per head; a head whose sum is 0 stays as it is.
 at::Tensor over_sum(const at::Tensor& x) {
-  const at::Tensor sum = x.sum(-1, /*keepdim=*/true);
+  const at::Tensor sum = ops::sum_last(x);
   return x / at::where(sum == 0, at::ones_like(sum), sum);
 }
 

@@ -1,6 +1,6 @@
 // The product of ops/linear.h without gradients. On a CPU: loops in which a row of the result depends on that
-// row of the input alone, bit for bit, whatever the other rows are and however many. On CUDA: a kernel for a
-// few rows (docs/ops/linear.md).
+// row of the input alone, bit for bit, whatever the other rows are and however many. On CUDA: kernels of
+// the same property, for decoding (docs/ops/linear.md).
 #pragma once
 
 #include "tensor/fwd.h"
@@ -11,10 +11,11 @@ namespace osdn::ops::linear_detail {
 /// [N, D_out].
 at::Tensor forward_cpu(const at::Tensor& x, const at::Tensor& value, const at::Tensor& bias);
 
-/// Whether the CUDA kernel for a few rows (kernels/linear.h) takes it.
-bool on_kernel_path(const at::Tensor& x, const at::Tensor& value);
+/// Whether the CUDA kernels (kernels/linear.h) take rows of x [..., D_in].
+bool on_kernel_path(const at::Tensor& x);
 
-/// x [N, D_in] bf16, value [D_out, D_in] bf16, bias [D_out] bf16, float32 or undefined. Returns [N, D_out].
+/// x [N, D_in] bf16 or float32, value [D_out, D_in] likewise, bias [D_out] bf16, float32 or undefined.
+/// Returns [N, D_out].
 at::Tensor forward_kernel(const at::Tensor& x, const at::Tensor& value, const at::Tensor& bias);
 
 }  // namespace osdn::ops::linear_detail

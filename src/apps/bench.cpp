@@ -44,7 +44,7 @@ void add_bench(CLI::App& root) {
                    "Only this write key of the delta rule: the key itself, a given one, or OSDN's scan")
       ->check(CLI::IsMember({"none", "given", "scan"}));
   command->add_option("--pass", options->selection.pass, "Only this one")
-      ->check(CLI::IsMember({"forward", "forward+backward", "step", "recorded step"}));
+      ->check(CLI::IsMember({"forward", "forward+backward", "step", "recorded step", "apart", "library"}));
   command->add_option("--device", options->device, "auto, cuda or cpu")
       ->check(CLI::IsMember({"auto", "cuda", "cpu"}))
       ->capture_default_str();

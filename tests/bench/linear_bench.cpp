@@ -60,7 +60,7 @@ std::vector<Case> decoding_cases(at::Device device) {
       test.tolerance = 4e-3;
       test.capturable = true;
       for (const bool apart : {true, false}) {
-        test.pass = apart ? "decoding, apart" : "decoding, library";
+        test.pass = apart ? "apart" : "library";
         test.error = [operands, product, apart, device, rows = rows, in = in, out = out] {
           if (!operands->x.defined()) {
             operands->x = random({rows, in}, at::kBFloat16, device, 1);

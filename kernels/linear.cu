@@ -3,12 +3,13 @@
 // sm_80.
 //   direct   few rows: a warp a chain, W and x from memory into the fragments of mma.sync, several slabs in
 //            flight; the chains meet in shared memory. Memory-bound: 2 D_in D_out bytes.
-//   staged   many rows: tiles of W and x through shared memory, chain after chain.
+//   grouped  more rows: the same with slabs through shared memory, which the warps of a chain share.
 //   fp32     a warp a chain, a lane an output, FMA.
 #include "kernels/linear.h"
 
 #include <cuda_bf16.h>
 
+#include "kernels/common/block.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/detail/linear_order.cuh"
 
@@ -20,6 +21,7 @@ constexpr int kWarp = 32;
 constexpr int kPiece = 8;                    // bf16 numbers of 16 bytes
 constexpr int kSlabPieces = kSlab / kPiece;  // the lanes that share a row
 constexpr int kDirectThreads = kChains * kWarp;
+constexpr int kFp32Threads = kFp32Chains * kWarp;
 
 /// One 16-byte piece; weights pass once and need not stay in the cache that x lies in.
 template <bool Once>
@@ -27,12 +29,6 @@ __device__ uint4 load_piece(const char* from, bool valid) {
   if (!valid) return uint4{0, 0, 0, 0};
   const auto* piece = reinterpret_cast<const uint4*>(from);
   return Once ? __ldcs(piece) : __ldg(piece);
-}
-
-/// acc += the products of a slab: 16 rows of W, g and g + 8 of which are this lane's, with 8 rows of x.
-__device__ void add_slab(float (&acc)[4], const uint4& low, const uint4& high, const uint4& x) {
-  mma_bf16(acc, {low.x, high.x, low.y, high.y}, x.x, x.y);
-  mma_bf16(acc, {low.z, high.z, low.w, high.w}, x.z, x.w);
 }
 
 /// Blocks * 16 outputs by Rows * 8 rows, Depth slabs in flight.
@@ -72,6 +68,7 @@ __global__ void __launch_bounds__(kDirectThreads, Resident)
 #pragma unroll
     for (int i = 0; i < Rows; ++i) x_piece[d][i] = load_piece<false>(x + (x_row[i] + offset), valid);
   };
+  const uint32_t zero = unknown_zero(args);
   float acc[Blocks][Rows][4] = {};
   const int begin = first_slab(slabs, chain);
   const int end = first_slab(slabs, chain + 1);
@@ -83,10 +80,11 @@ __global__ void __launch_bounds__(kDirectThreads, Resident)
     for (int d = 0; d < Depth; ++d) {
       if (at + d >= end) break;
 #pragma unroll
-      for (int block = 0; block < Blocks; ++block)
+      for (int block = 0; block < Blocks; ++block) {
+        const WeightFragment weights(w_piece[d][2 * block], w_piece[d][2 * block + 1], zero);
 #pragma unroll
-        for (int row = 0; row < Rows; ++row)
-          add_slab(acc[block][row], w_piece[d][2 * block], w_piece[d][2 * block + 1], x_piece[d][row]);
+        for (int row = 0; row < Rows; ++row) weights.add_to(acc[block][row], x_piece[d][row]);
+      }
       if (at + d + Depth < end) load(d, at + d + Depth);
     }
   }
@@ -98,140 +96,122 @@ __global__ void __launch_bounds__(kDirectThreads, Resident)
   Sums::template store<__nv_bfloat16, kChains, kDirectThreads>(args, first_output, first_row);
 }
 
-/// A stage of shared memory is two slabs of Outputs rows of W and Rows rows of x, 64 bytes a row and slab; in
-/// the second slab neighbouring rows are exchanged, so that eight pieces of one row fall into all banks.
-template <int Outputs, int Rows>
-struct Stage {
+/// Blocks * 16 outputs by RowWarps * 32 rows. Each chain has warps of its own, RowWarps of them, and stages
+/// of its own in shared memory, one slab of all outputs and rows each, 64 bytes a row.
+template <int Blocks, int RowWarps, int Stages>
+struct GroupedShape {
+  static constexpr int kGroupThreads = RowWarps * kWarp;
+  static constexpr int kThreads = kChains * kGroupThreads;
+  static constexpr int kGroups = 4;  // of 8 rows, of a warp
+  static constexpr int kOutputs = Blocks * 16;
+  static constexpr int kRows = RowWarps * kGroups * 8;
   static constexpr int kRowBytes = kSlab * 2;
-  static constexpr int kSlabBytes = (Outputs + Rows) * kRowBytes;
-  static constexpr int kBytes = 2 * kSlabBytes;
-  static constexpr int kSlabs = 2;
-  uint32_t base;
-
-  __device__ uint32_t piece(int slab, int row, int t) const {
-    return base + slab * kSlabBytes + (row ^ slab) * kRowBytes + t * 16;
-  }
-};
-
-/// OutputWarps x RowWarps warps, each Blocks * 16 outputs by Groups * 8 rows.
-template <int OutputWarps, int RowWarps, int Blocks, int Groups, int Stages>
-struct StagedShape {
-  static constexpr int kThreads = OutputWarps * RowWarps * kWarp;
-  static constexpr int kOutputs = OutputWarps * Blocks * 16;
-  static constexpr int kRows = RowWarps * Groups * 8;
-  using Shared = Stage<kOutputs, kRows>;
-  using Sums = SumTile<kOutputs, kRows>;
+  static constexpr int kStageBytes = (kOutputs + kRows) * kRowBytes;
+  // The sums of all chains meet where the stages lay, so many blocks at once.
+  static constexpr int kRoundBlocks = Blocks > 4 ? Blocks / 2 : Blocks;
+  using Sums = SumTile<kRoundBlocks * 16, kRows>;
   static constexpr int kSharedBytes =
-      Stages * Shared::kBytes > Sums::kBytes ? Stages* Shared::kBytes : Sums::kBytes;
-  static_assert(kSharedBytes <= 99 * 1024, "portable to compute capability 8.6");
+      kChains * (Stages * kStageBytes > Sums::kBytes ? Stages * kStageBytes : Sums::kBytes);
 };
 
-template <int OutputWarps, int RowWarps, int Blocks, int Groups, int Stages, int Resident>
-__global__ void __launch_bounds__(OutputWarps* RowWarps* kWarp, Resident)
-    staged_kernel(const __grid_constant__ LinearArgs args) {
-  using Shape = StagedShape<OutputWarps, RowWarps, Blocks, Groups, Stages>;
-  using Shared = typename Shape::Shared;
+template <int Blocks, int RowWarps, int Stages, int Resident>
+__global__ void __launch_bounds__(kChains* RowWarps* kWarp, Resident)
+    grouped_kernel(const __grid_constant__ LinearArgs args) {
+  using Shape = GroupedShape<Blocks, RowWarps, Stages>;
+  constexpr int kGroups = Shape::kGroups;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kWarp;
-  const int g = lane / kSlabPieces;
-  const int t = lane % kSlabPieces;
-  const int output_of_warp = thread / kWarp / RowWarps * (Blocks * 16);
-  const int row_of_warp = thread / kWarp % RowWarps * (Groups * 8);
+  const int chain = thread / Shape::kGroupThreads;
+  const int member = thread % Shape::kGroupThreads;  // of the chain's threads
+  const int row_of_warp = member / kWarp * (kGroups * 8);
   const int64_t row_tiles = (args.num_rows + Shape::kRows - 1) / Shape::kRows;
   const int64_t first_output = blockIdx.x / row_tiles * Shape::kOutputs;
   const int64_t first_row = blockIdx.x % row_tiles * Shape::kRows;
   const int pieces = static_cast<int>(args.width / kPiece);
   const int slabs = num_slabs(args.width);
-  const int stages = (slabs + Shared::kSlabs - 1) / Shared::kSlabs;
+  const int begin = first_slab(slabs, chain);
+  const int count = first_slab(slabs, chain + 1) - begin;
+  const uint32_t stages = dynamic_shared() + chain * (Stages * Shape::kStageBytes);
 
-  // Eight neighbouring threads copy the 128 bytes of a row. Rows beyond the last: as in direct_kernel.
-  constexpr int kPiecesOfRow = Shared::kSlabs * kSlabPieces;
-  constexpr int kRowsAtOnce = Shape::kThreads / kPiecesOfRow;
+  // Four neighbouring threads copy the 64 bytes of a row. Rows beyond the last: as in direct_kernel.
+  constexpr int kRowsAtOnce = Shape::kGroupThreads / kSlabPieces;
   static_assert(Shape::kOutputs % kRowsAtOnce == 0 && Shape::kRows % kRowsAtOnce == 0);
-  constexpr int kCopies = (Shape::kOutputs + Shape::kRows) / kRowsAtOnce;  // of a thread
-  const int copied = thread % kPiecesOfRow;                                // piece of a row
-  const uint4* source[kCopies];
+  const int copied = member % kSlabPieces;
+  const int copied_row = member / kSlabPieces;
+  constexpr int kOutputCopies = Shape::kOutputs / kRowsAtOnce;  // of a thread
+  constexpr int kRowCopies = Shape::kRows / kRowsAtOnce;
+  const char* w = static_cast<const char*>(args.weight) + first_output * args.width * 2 + copied * 16;
+  const char* x = static_cast<const char*>(args.x) + first_row * args.x_stride * 2 + copied * 16;
+  const int last_output =
+      static_cast<int>(min(args.num_outputs - first_output, int64_t{Shape::kOutputs})) - 1;
+  const int last_row = static_cast<int>(min(args.num_rows - first_row, int64_t{Shape::kRows})) - 1;
+  uint32_t w_row[kOutputCopies];  // bytes from the tile's first row
+  uint32_t x_row[kRowCopies];
 #pragma unroll
-  for (int i = 0; i < kCopies; ++i) {
-    const int row = thread / kPiecesOfRow + i * kRowsAtOnce;
-    source[i] =
-        i * kRowsAtOnce < Shape::kOutputs
-            ? static_cast<const uint4*>(args.weight) + min(first_output + row, args.num_outputs - 1) * pieces
-            : static_cast<const uint4*>(args.x) +
-                  min(first_row + row - Shape::kOutputs, args.num_rows - 1) * (args.x_stride / kPiece);
-    source[i] += copied;
-  }
-  const auto copy = [&](int stage) {
-    if (stage < stages) {
-      const Shared shared{dynamic_shared() + stage % Stages * Shared::kBytes};
-      const bool valid = stage * kPiecesOfRow + copied < pieces;
+  for (int i = 0; i < kOutputCopies; ++i)
+    w_row[i] = min(copied_row + i * kRowsAtOnce, last_output) * static_cast<uint32_t>(args.width) * 2;
 #pragma unroll
-      for (int i = 0; i < kCopies; ++i)
-        copy_async_16(
-            shared.piece(copied / kSlabPieces, thread / kPiecesOfRow + i * kRowsAtOnce, copied % kSlabPieces),
-            valid ? source[i] + stage * kPiecesOfRow : static_cast<const uint4*>(args.weight), valid);
+  for (int i = 0; i < kRowCopies; ++i)
+    x_row[i] = min(copied_row + i * kRowsAtOnce, last_row) * static_cast<uint32_t>(args.x_stride) * 2;
+  const auto copy = [&](int step) {
+    if (step < count) {
+      const int slab = begin + step;
+      const bool valid = slab * kSlabPieces + copied < pieces;
+      const int64_t offset = valid ? int64_t{slab} * Shape::kRowBytes : 0;
+      const char* w_slab = w + offset;
+      const char* x_slab = x + offset;
+      const uint32_t target =
+          stages + step % Stages * Shape::kStageBytes + copied_row * Shape::kRowBytes + copied * 16;
+#pragma unroll
+      for (int i = 0; i < kOutputCopies; ++i)
+        copy_async_16(target + i * kRowsAtOnce * Shape::kRowBytes, w_slab + w_row[i], valid);
+#pragma unroll
+      for (int i = 0; i < kRowCopies; ++i)
+        copy_async_16(target + (Shape::kOutputs + i * kRowsAtOnce) * Shape::kRowBytes, x_slab + x_row[i],
+                      valid);
     }
     copy_async_commit();
   };
 
-  float acc[Blocks][Groups][4] = {};    // of the chain at hand
-  float total[Blocks][Groups][4] = {};  // of the chains before
-  int chain = 0;
-  int chain_end = first_slab(slabs, 1);
+  const uint32_t zero = unknown_zero(args);
+  float acc[Blocks][kGroups][4] = {};
 #pragma unroll
-  for (int stage = 0; stage < Stages - 1; ++stage) copy(stage);
-  for (int stage = 0; stage < stages; ++stage) {
+  for (int step = 0; step < Stages - 1; ++step) copy(step);
+  for (int step = 0; step < count; ++step) {
     copy_async_wait<Stages - 2>();
-    __syncthreads();
-    copy(stage + Stages - 1);
-    const Shared shared{dynamic_shared() + stage % Stages * Shared::kBytes};
+    barrier_of(1 + chain, Shape::kGroupThreads);
+    copy(step + Stages - 1);
+    const uint32_t piece = stages + step % Stages * Shape::kStageBytes + lane * 16;  // of row g
+    uint4 rows[kGroups];
 #pragma unroll
-    for (int half = 0; half < Shared::kSlabs; ++half) {
-      const int slab = stage * Shared::kSlabs + half;
-      if (slab >= slabs) break;
-      while (slab == chain_end) {
+    for (int group = 0; group < kGroups; ++group)
+      rows[group] = read_shared_piece(piece + (Shape::kOutputs + row_of_warp + group * 8) * Shape::kRowBytes);
 #pragma unroll
-        for (int block = 0; block < Blocks; ++block)
+    for (int block = 0; block < Blocks; ++block) {
+      const WeightFragment weights(read_shared_piece(piece + block * 16 * Shape::kRowBytes),
+                                   read_shared_piece(piece + (block * 16 + 8) * Shape::kRowBytes), zero);
 #pragma unroll
-          for (int group = 0; group < Groups; ++group)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              total[block][group][i] += acc[block][group][i];
-              acc[block][group][i] = 0.0f;
-            }
-        ++chain;
-        chain_end = first_slab(slabs, chain + 1);
-      }
-      uint4 x[Groups];
-#pragma unroll
-      for (int group = 0; group < Groups; ++group)
-        x[group] = read_shared_piece(shared.piece(half, Shape::kOutputs + row_of_warp + group * 8 + g, t));
-#pragma unroll
-      for (int block = 0; block < Blocks; ++block) {
-        const uint4 low = read_shared_piece(shared.piece(half, output_of_warp + block * 16 + g, t));
-        const uint4 high = read_shared_piece(shared.piece(half, output_of_warp + block * 16 + 8 + g, t));
-#pragma unroll
-        for (int group = 0; group < Groups; ++group) add_slab(acc[block][group], low, high, x[group]);
-      }
+      for (int group = 0; group < kGroups; ++group) weights.add_to(acc[block][group], rows[group]);
     }
   }
   copy_async_wait<0>();
-  __syncthreads();  // the sums lie where the stages lay
 #pragma unroll
-  for (int block = 0; block < Blocks; ++block)
+  for (int round = 0; round < Blocks; round += Shape::kRoundBlocks) {
+    __syncthreads();  // what lay here has been read
 #pragma unroll
-    for (int group = 0; group < Groups; ++group) {
+    for (int block = 0; block < Shape::kRoundBlocks; ++block)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) total[block][group][i] += acc[block][group][i];
-      Shape::Sums::put(0, row_of_warp + group * 8, output_of_warp + block * 16, total[block][group], lane);
-    }
-  __syncthreads();
-  Shape::Sums::template store<__nv_bfloat16, 1, Shape::kThreads>(args, first_output, first_row);
+      for (int group = 0; group < kGroups; ++group)
+        Shape::Sums::put(chain, row_of_warp + group * 8, block * 16, acc[round + block][group], lane);
+    __syncthreads();
+    Shape::Sums::template store<__nv_bfloat16, kChains, Shape::kThreads>(args, first_output + round * 16,
+                                                                         first_row);
+  }
 }
 
 /// 32 outputs by Rows rows: a lane's output stays in registers, x is the same number for all lanes.
 template <int Rows>
-__global__ void __launch_bounds__(kDirectThreads) fp32_kernel(const __grid_constant__ LinearArgs args) {
+__global__ void __launch_bounds__(kFp32Threads) fp32_kernel(const __grid_constant__ LinearArgs args) {
   using Sums = SumTile<kWarp, Rows>;
   constexpr int kFour = 4;  // numbers of 16 bytes
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -245,9 +225,9 @@ __global__ void __launch_bounds__(kDirectThreads) fp32_kernel(const __grid_const
   const float* x = static_cast<const float*>(args.x) + first_row * args.x_stride;
   const int last_row = static_cast<int>(min(static_cast<int64_t>(Rows), args.num_rows - first_row)) - 1;
   const int slabs = num_slabs(args.width);
-  const int end = min(first_slab(slabs, chain + 1) * kSlab, width);
+  const int end = min(first_slab<kFp32Chains>(slabs, chain + 1) * kSlab, width);
   float sums[Rows] = {};
-  for (int at = first_slab(slabs, chain) * kSlab; at < end; at += kSlab) {
+  for (int at = first_slab<kFp32Chains>(slabs, chain) * kSlab; at < end; at += kSlab) {
     float4 weights[kSlab / kFour];
 #pragma unroll
     for (int i = 0; i < kSlab / kFour; ++i)
@@ -269,7 +249,7 @@ __global__ void __launch_bounds__(kDirectThreads) fp32_kernel(const __grid_const
 #pragma unroll
   for (int row = 0; row < Rows; ++row) write_shared(Sums::at(chain, row, lane), sums[row]);
   __syncthreads();
-  Sums::template store<float, kChains, kDirectThreads>(args, first_output, first_row);
+  Sums::template store<float, kFp32Chains, kFp32Threads>(args, first_output, first_row);
 }
 
 int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
@@ -282,47 +262,56 @@ void launch_direct(const LinearArgs& args, CUstream_st* stream) {
                 kChains * SumTile<Blocks * 16, Rows * 8>::kBytes, args, stream);
 }
 
-template <int OutputWarps, int RowWarps, int Blocks, int Groups, int Stages, int Resident>
-void launch_staged(const LinearArgs& args, CUstream_st* stream) {
-  using Shape = StagedShape<OutputWarps, RowWarps, Blocks, Groups, Stages>;
+template <int Blocks, int RowWarps, int Stages, int Resident>
+void launch_grouped(const LinearArgs& args, CUstream_st* stream) {
+  using Shape = GroupedShape<Blocks, RowWarps, Stages>;
   const int64_t blocks = tiles(args.num_outputs, Shape::kOutputs) * tiles(args.num_rows, Shape::kRows);
-  launch_kernel(staged_kernel<OutputWarps, RowWarps, Blocks, Groups, Stages, Resident>,
-                dim3(static_cast<unsigned>(blocks)), Shape::kThreads, Shape::kSharedBytes, args, stream);
+  launch_kernel(grouped_kernel<Blocks, RowWarps, Stages, Resident>, dim3(static_cast<unsigned>(blocks)),
+                Shape::kThreads, Shape::kSharedBytes, args, stream);
 }
 
 template <int Rows>
 void launch_fp32(const LinearArgs& args, CUstream_st* stream) {
   const int64_t blocks = tiles(args.num_outputs, kWarp) * tiles(args.num_rows, Rows);
-  launch_kernel(fp32_kernel<Rows>, dim3(static_cast<unsigned>(blocks)), kDirectThreads,
-                kChains * SumTile<kWarp, Rows>::kBytes, args, stream);
+  launch_kernel(fp32_kernel<Rows>, dim3(static_cast<unsigned>(blocks)), kFp32Threads,
+                kFp32Chains * SumTile<kWarp, Rows>::kBytes, args, stream);
+}
+
+using Launch = void (*)(const LinearArgs&, CUstream_st*);
+
+/// Few rows: deep queues where there are few blocks for a multiprocessor, many blocks else.
+Launch direct_launch(int64_t num_rows, int64_t blocks_each) {
+  if (num_rows <= 8)
+    return blocks_each <= 1   ? launch_direct<1, 1, 16, 2>
+           : blocks_each <= 3 ? launch_direct<1, 1, 12, 3>
+                              : launch_direct<1, 1, 4, 6>;
+  if (num_rows <= 16)
+    return blocks_each <= 1   ? launch_direct<1, 2, 8, 2>
+           : blocks_each <= 3 ? launch_direct<1, 2, 6, 3>
+                              : launch_direct<1, 2, 3, 6>;
+  return blocks_each <= 3 ? launch_direct<1, 4, 4, 3> : launch_direct<2, 4, 2, 2>;
+}
+
+/// Whichever is taken, the bits are the same: this is about time alone (measured on an H200).
+Launch launch_for(const LinearArgs& args) {
+  constexpr int64_t kManyRows = 512;
+  const int64_t N = args.num_rows;
+  if (!args.bf16) return N == 1 ? launch_fp32<1> : N <= 4 ? launch_fp32<4> : launch_fp32<16>;
+  const int64_t blocks_each = tiles(tiles(args.num_outputs, 16), multiprocessors());
+  if (N <= 16) return direct_launch(N, blocks_each);
+  if (tiles(args.num_outputs, 32) * tiles(N, 32) <= multiprocessors()) return launch_grouped<2, 1, 6, 2>;
+  if (N <= 32) return direct_launch(N, blocks_each);
+  using Large = GroupedShape<8, 2, 4>;
+  if (N <= kManyRows || Large::kSharedBytes > shared_memory_limit()) return launch_grouped<3, 2, 3, 2>;
+  return launch_grouped<8, 2, 4, 1>;
 }
 
 }  // namespace
 }  // namespace linear_detail
 
-LinearTile linear_tile(const LinearArgs& args) {
-  const int64_t N = args.num_rows;
-  if (!args.bf16) return {.outputs = 32, .rows = N == 1 ? 1 : N <= 4 ? 4 : 16};
-  if (N <= 8) return {.outputs = 16, .rows = 8};
-  if (N <= 16) return {.outputs = 16, .rows = 16};
-  if (N <= 32) return {.outputs = 32, .rows = 32};
-  if (N <= 256) return {.outputs = 64, .rows = 64, .staged = true};
-  return {.outputs = 128, .rows = 128, .staged = true};
-}
-
 void launch(const LinearArgs& args, CUstream_st* stream) {
-  using namespace linear_detail;
   if (args.num_outputs == 0 || args.num_rows == 0) return;
-  const LinearTile tile = linear_tile(args);
-  const auto run = !args.bf16        ? (tile.rows == 1   ? launch_fp32<1>
-                                        : tile.rows == 4 ? launch_fp32<4>
-                                                         : launch_fp32<16>)
-                   : tile.rows == 8  ? launch_direct<1, 1, 8, 2>
-                   : tile.rows == 16 ? launch_direct<1, 2, 4, 2>
-                   : tile.rows == 32 ? launch_direct<2, 4, 2, 2>
-                   : tile.rows == 64 ? launch_staged<2, 2, 2, 4, 4, 3>
-                                     : launch_staged<2, 4, 4, 4, 3, 1>;
-  run(args, stream);
+  linear_detail::launch_for(args)(args, stream);
 }
 
 }  // namespace osdn::kernels

@@ -25,16 +25,6 @@ struct LinearArgs {
   bool bf16 = true;              // else fp32
 };
 
-/// Which kernel takes a product: tiles of `outputs` by `rows` numbers of y.
-struct LinearTile {
-  int outputs = 0;
-  int rows = 0;
-  bool staged = false;  // through shared memory, the sums of a tile one after the other
-};
-
-/// Any choice gives the same bits: it depends on the sizes alone.
-LinearTile linear_tile(const LinearArgs& args);
-
 /// Queues the product on `stream`. No allocation, no synchronisation. Throws CudaError when the launch fails,
 /// EnvironmentError in a build without CUDA.
 void launch(const LinearArgs& args, CUstream_st* stream);

@@ -3,8 +3,6 @@
 
 namespace osdn::kernels {
 
-LinearTile linear_tile(const LinearArgs&) { return {}; }
-
 void launch(const LinearArgs&, CUstream_st*) {
   throw EnvironmentError("linear: this program was built without CUDA");
 }

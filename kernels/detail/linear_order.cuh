@@ -1,6 +1,6 @@
 // In which order the kernels of kernels/linear.h add (docs/ops/linear.md, "Rows that do not depend on each
-// other"): a function of D_in alone. A row is cut into slabs of 32 numbers and the slabs into 8 chains of
-// neighbours. A chain is one running sum; the chains' sums are added in their order, then the bias.
+// other"): a function of D_in alone. A row is cut into slabs of 32 numbers and the slabs into 4 chains (fp32:
+// 8) of neighbours. A chain is one running sum; the chains' sums are added in their order, then the bias.
 //
 // bf16: a slab is two products of depth 16. Lane t of the four that share a row takes the 8 numbers from 8 t
 // on, the first half of them for the first product: whichever kernel, the tensor cores meet the same numbers
@@ -13,13 +13,36 @@
 namespace osdn::kernels::linear_detail {
 
 constexpr int kSlab = 32;  // numbers of a row
-constexpr int kChains = 8;
+constexpr int kChains = 4;
+constexpr int kFp32Chains = 8;
 
 __device__ inline int num_slabs(int64_t width) { return static_cast<int>((width + kSlab - 1) / kSlab); }
 
-/// First slab of `chain`; that of chain kChains is the number of slabs.
-__device__ inline int first_slab(int slabs, int chain) {
-  return static_cast<int>(static_cast<int64_t>(slabs) * chain / kChains);
+/// First slab of `chain` of Chains; that of the chain behind the last is the number of slabs.
+template <int Chains = kChains>
+__device__ int first_slab(int slabs, int chain) {
+  return static_cast<int>(static_cast<int64_t>(slabs) * chain / Chains);
+}
+
+/// 16 rows of W for the two products of a slab, from what a lane holds of rows g and g + 8. `zero` is 0,
+/// which the compiler is not to know: it would copy the registers anew for every product.
+struct WeightFragment {
+  uint32_t first[4];
+  uint32_t second[4];
+
+  __device__ WeightFragment(const uint4& low, const uint4& high, uint32_t zero)
+      : first{low.x ^ zero, high.x ^ zero, low.y ^ zero, high.y ^ zero},
+        second{low.z ^ zero, high.z ^ zero, low.w ^ zero, high.w ^ zero} {}
+
+  /// acc += the products with 8 rows of x.
+  __device__ void add_to(float (&acc)[4], const uint4& x) const {
+    mma_bf16(acc, first, x.x, x.y);
+    mma_bf16(acc, second, x.z, x.w);
+  }
+};
+
+__device__ inline uint32_t unknown_zero(const LinearArgs& args) {
+  return static_cast<uint32_t>(static_cast<uint64_t>(args.num_rows) >> 48);
 }
 
 __device__ inline float bias_of(const LinearArgs& args, int64_t output) {

@@ -13,6 +13,7 @@
 #include "model/generate.h"
 #include "model/init.h"
 #include "model/lm.h"
+#include "ops/sequences.h"
 #include "optim/parameter_arena.h"
 #include "tensor/torch.h"
 #include "tests/bench/shipped_config.h"
@@ -84,6 +85,7 @@ class Decoding {
   double error(bool recorded) {
     make();
     const at::NoGradGuard no_grad;
+    const ops::SequencesApart apart;  // the same products: others round other activations of two dozen layers
     model::ForwardCall whole{.sequences =
                                  ops::Sequences::equal(num_sequences_, kPromptTokens + 1, model_->device())};
     const at::Tensor hidden = model_->model().hidden(text_.flatten(), whole);  // [S (P + 1), D]

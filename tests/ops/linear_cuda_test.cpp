@@ -109,9 +109,18 @@ TEST_CASE("what is wanted with a gradient is the library's product, within the g
   const at::Tensor w = on_device(normal({50, 264}, 2), at::kBFloat16);
   const at::Tensor expected = at::mm(x, w.t());
   CHECK(at::equal(ops::linear(x, {w}), expected));
-  const ops::SequencesApart apart;
+  {
+    const ops::SequencesApart apart;
+    CHECK(!ops::SequencesApart::holds_for(x));
+    CHECK(at::equal(ops::linear(x, {w}), expected));
+    const at::NoGradGuard no_grad;
+    CHECK(ops::SequencesApart::holds_for(x));
+    { const ops::SequencesApart within; }
+    CHECK(ops::SequencesApart::holds_for(x));
+    CHECK(!ops::SequencesApart::holds_for(x.cpu()));
+  }
+  const at::NoGradGuard no_grad;
   CHECK(!ops::SequencesApart::holds_for(x));
-  CHECK(at::equal(ops::linear(x, {w}), expected));
 }
 
 TEST_CASE("outputs beyond 2^31 weights are computed like the first", "[linear_cuda][cuda]") {

@@ -104,7 +104,7 @@ void check_product(int64_t rows, int64_t outputs, int64_t width, Bias bias, int6
   for (int64_t row = 0; row < rows; row += alone_every) {
     CAPTURE(row);
     const Buffer<T> alone = product.run(row, 1);
-    CHECK(std::memcmp(&alone[0], &together[row * outputs], outputs * sizeof(T)) == 0);
+    CHECK(std::memcmp(alone.host(), together.host() + row * outputs, outputs * sizeof(T)) == 0);
   }
 }
 

@@ -118,6 +118,7 @@ TEST_CASE("a bf16 row has the bits that it has alone in every kernel, and they e
   check_product<__nv_bfloat16>(11, 17, 1128, Bias::kNone, 4);
   check_product<__nv_bfloat16>(27, 40, 872, Bias::kFp32, 9);
   check_product<__nv_bfloat16>(70, 67, 360, Bias::kBf16, 23);
+  check_product<__nv_bfloat16>(150, 131, 968, Bias::kNone, 49);
   check_product<__nv_bfloat16>(520, 131, 680, Bias::kFp32, 173);
 }
 
@@ -129,6 +130,13 @@ TEST_CASE("a bf16 row has the bits that it has alone where there are many output
   check_product<__nv_bfloat16>(16, 6353, 328, Bias::kNone, 15);
   check_product<__nv_bfloat16>(29, 6353, 200, Bias::kFp32, 28);
   check_product<__nv_bfloat16>(65, 4300, 264, Bias::kFp32, 64);
+}
+
+TEST_CASE("a bf16 row has the bits that it has alone on a device with little shared memory",
+          "[linear_kernels][emulated_device]") {
+  const emulation_test::SharedLimit limit(99 * 1024);
+  check_product<__nv_bfloat16>(66, 4300, 392, Bias::kFp32, 65);
+  check_product<__nv_bfloat16>(520, 131, 680, Bias::kBf16, 519);
 }
 
 TEST_CASE("a float32 row has the bits that it has alone in every kernel, and they equal float64",

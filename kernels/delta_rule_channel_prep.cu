@@ -262,6 +262,7 @@ __global__ void __launch_bounds__(kChannelThreads, kBlocksAtOnce)
     delta_rule_channel_prepare_kernel(const __grid_constant__ DeltaRuleChannelPrepareArgs args) {
   let_next_kernel_start();
   const ChannelPairs<KP> part(args, dynamic_shared());
+  float logs[ChannelPairs<KP>::kRows][4];
   {
     const ChunkPlace place = place_from_end(args.in.shape);
     if (!place.exists) {
@@ -269,28 +270,25 @@ __global__ void __launch_bounds__(kChannelThreads, kBlocksAtOnce)
       if (threadIdx.x == 0) args.anchored[place.slot(args.in.shape)] = (1 << kSubBlocks) - 1;
       return;
     }
+    part.load_logs(place, logs);
     part.queue_copies(place);
-    part.prefetch_logs(place);
     part.keep(place);
   }
   copy_async_wait<0>();
   __syncthreads();
   part.find_norms();
-  {
-    float logs[ChannelPairs<KP>::kRows][4];
-    part.sum_logs(logs);
-    __syncthreads();  // tiles as given are done with; all sums are there
-    if (part.has_channels()) {
-      if (part.own_write_key)
-        part.template decay_columns<true>(logs);
-      else
-        part.template decay_columns<false>(logs);
-      const int inverse = part.inverse_columns(part.own_half());
-      if (inverse < kSubBlock) part.end_columns(logs, inverse);
-      part.decay_rows(logs);
-    }
-    part.find_between();
+  part.sum_logs(logs);
+  __syncthreads();  // tiles as given are done with; all sums are there
+  if (part.has_channels()) {
+    if (part.own_write_key)
+      part.template decay_columns<true>(logs);
+    else
+      part.template decay_columns<false>(logs);
+    const int inverse = part.inverse_columns(part.own_half());
+    if (inverse < kSubBlock) part.end_columns(logs, inverse);
+    part.decay_rows(logs);
   }
+  part.find_between();
   __syncthreads();  // all tiles are there
   float within[2][4] = {};
   part.multiply_within(within);

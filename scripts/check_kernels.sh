@@ -8,7 +8,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Spilled bytes that are known: part of the kernel's name, architecture, bytes (stores) of its largest instantiation.
 known_spills='
-delta_rule_channel_prepare_kernel sm_90a 4
 precond_scan_forward_kernel sm_80 24
 precond_scan_forward_kernel sm_90a 8
 delta_rule_channel_gradients_kernel sm_90a 92

@@ -33,8 +33,16 @@ __device__ inline int64_t slot_of_block(const DeltaRuleShape& shape, unsigned bl
 /// forward scan begins. Nothing to divide where the grid is (value heads, sequences, chunks of each).
 __device__ inline ChunkPlace place_from_end(const DeltaRuleShape& shape) {
   const auto heads = static_cast<unsigned>(shape.num_value_heads);
-  if (gridDim.x != heads) return place_of(shape, blockIdx.x / heads, static_cast<int>(blockIdx.x % heads));
-  return place_of(shape, blockIdx.y * gridDim.z + (gridDim.z - 1 - blockIdx.z), static_cast<int>(blockIdx.x));
+  unsigned chunk;
+  unsigned head;
+  if (gridDim.x != heads) {
+    chunk = blockIdx.x / heads;
+    head = blockIdx.x % heads;
+  } else {
+    chunk = blockIdx.y * gridDim.z + (gridDim.z - 1 - blockIdx.z);
+    head = blockIdx.x;
+  }
+  return place_of(shape, chunk, static_cast<int>(head));
 }
 
 inline dim3 grid_of_chunks(const DeltaRuleShape& shape) {

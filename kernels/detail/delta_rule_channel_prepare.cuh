@@ -161,34 +161,25 @@ struct ChannelChunk {
     copy_async_commit();
   }
 
-  /// Brings the warp's log-decays to the L2 cache: their registers are not free yet.
-  __device__ void prefetch_logs(const ChunkPlace& place) const {
-    const int lane = own_lane();
-    const int block = own_block();
-    const int half = own_half();
-    const int row = block * kSubBlock + lane / 2;
-    const int first = half * 64 + lane % 2 * 32;
-    if (row < place.rows && first < shape.key_size)
-      prefetch_line(args.log_decay + log_decay_at(shape, place, 0, 0) +
-                    (static_cast<uint32_t>(row) * row_stride() + first));
-  }
-
-  /// Log-decays to base 2 of the lane's channels, summed from the sub-block's start to each of its tokens,
-  /// and kChannelExponent; over the whole sub-block to shared memory.
-  __device__ void sum_logs(float (&out)[kRows][4]) const {
+  /// The lane's log-decays, loaded before the tiles are queued: registers hold them until the norms are done.
+  __device__ void load_logs(const ChunkPlace& place, float (&out)[kRows][4]) const {
     const int first_row = own_row();
     const int channel = own_channel();
-    const int valid = has_channels() && channel < shape.key_size ? rows() - first_row : 0;
-    const float* source = own_numbers(args.log_decay);
+    const int valid = has_channels() && channel < shape.key_size ? place.rows - first_row : 0;
+    const float* source = args.log_decay + log_decay_at(shape, place, 0, 0) +
+                          (static_cast<uint32_t>(first_row) * row_stride() + channel);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (r < valid) x = __ldg(reinterpret_cast<const float4*>(source + r * row_stride()));
-      out[r][0] = x.x;
-      out[r][1] = x.y;
-      out[r][2] = x.z;
-      out[r][3] = x.w;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[r][i] = 0.0f;
+      if (r < valid) load_four(out[r], source + r * row_stride());
     }
+  }
+
+  /// Log-decays, as loaded, to base 2 of the lane's channels, summed from the sub-block's start to each of
+  /// its tokens, and kChannelExponent; over the whole sub-block to shared memory.
+  __device__ void sum_logs(float (&out)[kRows][4]) const {
+    const int channel = own_channel();
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll

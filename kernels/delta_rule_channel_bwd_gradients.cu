@@ -302,9 +302,15 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_columns(Rows&
 
 namespace {
 
-/// One chunk and value head.
+// On a multiprocessor, by its shared memory: 228 KB at compute capability 9.0, 164 KB or less elsewhere.
+constexpr int kGradientBlocksAtOnce = OSDN_WGMMA ? 2 : 1;
+
+/// On an H100 or H200; elsewhere what is brought to the L2 cache for a later block comes at another time.
+constexpr unsigned kGradientBlocksOnDevice = kGradientBlocksAtOnce * 132;
+
+/// One chunk and value head. `next`: the block that will follow this one on its multiprocessor.
 template <int KP, int VT, bool kAnchored, class Products>
-__device__ void channel_gradients_of(const DeltaRuleChannelGradientsArgs& args, int64_t slot) {
+__device__ void channel_gradients_of(const DeltaRuleChannelGradientsArgs& args, int64_t slot, unsigned next) {
   using Part = ChannelGradients<KP, VT, kAnchored, Products>;
   const DeltaRuleShape& shape = args.in.shape;
   const ChunkPlace place =
@@ -321,6 +327,7 @@ __device__ void channel_gradients_of(const DeltaRuleChannelGradientsArgs& args, 
   part.add_columns(d_q, d_k);
   float d_write[Part::kBlocks][4] = {};
   part.add_rows(d_write);
+  if constexpr (kAnchored && OSDN_WGMMA) part.prefetch_for(next);
   float products[Part::kBlocks][4];
   if constexpr (!kAnchored) part.leave_anchors(d_q, d_k, d_write, products);
   float q_dots[2] = {};
@@ -346,15 +353,13 @@ __device__ bool anchored_throughout(const DeltaRuleChannelGradientsArgs& args, i
   return args.anchored[slot] == (1 << kSubBlocks) - 1;
 }
 
-// On a multiprocessor, by its shared memory: 228 KB at compute capability 9.0, 164 KB or less elsewhere.
-constexpr int kGradientBlocksAtOnce = OSDN_WGMMA ? 2 : 1;
-
 template <int KP, int VT, class Products>
 __global__ void __launch_bounds__(kChannelGradientThreads, kGradientBlocksAtOnce)
     delta_rule_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
   const int64_t slot = slot_of_block(args.in.shape, blockIdx.x);
   if constexpr (Products::kAvailable)
-    if (anchored_throughout(args, slot)) channel_gradients_of<KP, VT, true, Products>(args, slot);
+    if (anchored_throughout(args, slot))
+      channel_gradients_of<KP, VT, true, Products>(args, slot, blockIdx.x + kGradientBlocksOnDevice);
 }
 
 struct StrongGradientsArgs {
@@ -374,7 +379,7 @@ __global__ void __launch_bounds__(kChannelGradientThreads, 1)
         __ballot_sync(0xffffffffu, mine < args.count && !anchored_throughout(args.gradients, mine));
     for (int64_t slot = first; left != 0; slot += args.stride, left >>= 1) {
       if ((left & 1) == 0) continue;
-      channel_gradients_of<KP, 64, false, WarpGradients>(args.gradients, slot);
+      channel_gradients_of<KP, 64, false, WarpGradients>(args.gradients, slot, 0);
       __syncthreads();  // its shared memory is done with
     }
   }

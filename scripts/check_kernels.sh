@@ -13,7 +13,7 @@ precond_scan_forward_kernel sm_90a 8
 delta_rule_channel_gradients_kernel sm_90a 92
 delta_rule_channel_gradients_kernel<128, 64, WarpgroupGradients sm_90a 8
 delta_rule_channel_gradients_kernel<128, 128, WarpgroupGradients sm_90a 0
-delta_rule_channel_strong_gradients_kernel sm_90a 96
+delta_rule_channel_strong_gradients_kernel sm_90a 88
 delta_rule_channel_strong_gradients_kernel sm_80 100
 delta_rule_backward_gradients_kernel sm_80 312
 delta_rule_backward_gradients_kernel sm_90a 340

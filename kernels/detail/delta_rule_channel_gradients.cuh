@@ -215,6 +215,35 @@ struct ChannelGradients {
     prefetch_rows<KP>(chunk_of(args.log_decay, shape.key_size), row_offset(1, shape.key_size));
   }
 
+  /// Brings what another block waits for first to the L2 cache: E, F, dO and the state of its first tile, and
+  /// its vectors.
+  __device__ void prefetch_for(unsigned block) const {
+    if (block >= gridDim.x) return;
+    const int64_t next = slot_of_block(shape, block);
+    const auto chunk = static_cast<unsigned>(next) / static_cast<unsigned>(shape.num_value_heads);
+    const int thread = copying_thread();
+    const auto prefetch_flat = [thread](const void* source, int first, int lines) {
+      if (thread >= first && thread - first < lines)
+        prefetch_line(static_cast<const char*>(source) + (thread - first) * 128);
+    };
+    prefetch_flat(args.error + next * value_tiles() * VT * kChunk, 0, VT);
+    prefetch_flat(args.solved + next * value_tiles() * VT * kChunk, 128, VT);
+    constexpr int kStateLines = KP * VT * 2 / 128;
+    static_assert(VT <= 128 && kStateLines <= kChannelGradientThreads);
+    prefetch_flat(args.states + next * value_tiles() * VT * KP, 0, kStateLines);
+    const int64_t sequence = shape.chunk_sequences[chunk];
+    const int64_t token = shape.offsets[sequence] + (chunk - shape.chunk_offsets[sequence]) * kChunk;
+    const int head = static_cast<int>(next - static_cast<int64_t>(chunk) * shape.num_value_heads);
+    const int row = thread % kChunk;
+    if (token + row >= shape.offsets[sequence + 1]) return;
+    const int64_t at = (token + row) * shape.num_value_heads + head;
+    const int part = thread / kChunk;
+    if (part < VT / 64) prefetch_line(rows_at(args.d_o, token + row, head) + part * 64);
+    if (part == 0) prefetch_line(args.q_rstd + at);
+    if (part == 1) prefetch_line(args.k_rstd + at);
+    if (part == 2) prefetch_line(args.in.beta + at);
+  }
+
   __device__ void copy_scan_tiles(int tile) const {
     copy_rows_async<kChannelGradientThreads>(upstream(),
                                              rows_at(args.d_o, place.token, place.head) + tile * VT,

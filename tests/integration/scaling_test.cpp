@@ -68,7 +68,8 @@ TEST_CASE("the paper model adds up by hand on two GPUs", "[scaling]") {
 
 TEST_CASE("the paper model gives the step that two GPUs were measured at", "[scaling]") {
   namespace t = scaling_test;
-  // docs/scaling.md, "Measured on two GPUs": 340M with copy engines: 152.18 ms alone on the slower GPU, 155.45 on both.
+  // docs/scaling.md, "Measured on two GPUs": 340M with copy engines: 152.18 ms alone on the slower GPU,
+  // 155.45 on both.
   const auto step = [](const std::string& gpus) {
     const std::string table = t::scaling({"parameters=374362112", "rate=224700", "tokens_a_gpu=32768",
                                           "sequence=2048", "gpus=" + gpus})

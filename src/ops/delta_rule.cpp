@@ -17,6 +17,18 @@ namespace delta_rule_detail {
 // Log-decays are never positive; this much is forgiven as rounding.
 constexpr double kLogDecayRounding = 1e-3;
 
+/// With the scale still to be chosen.
+Problem problem_of(const DeltaRuleArgs& args) {
+  return {.q = args.q,
+          .k = args.k,
+          .v = args.v,
+          .beta = args.beta,
+          .write_key = args.write_key,
+          .log_decay = args.log_decay,
+          .initial_state = args.initial_state,
+          .sequences = args.sequences};
+}
+
 Problem checked(const DeltaRuleArgs& args) {
   constexpr const char* kOp = "delta_rule";
   if (!args.sequences)
@@ -60,15 +72,9 @@ Problem checked(const DeltaRuleArgs& args) {
           "{}: log_decay: expected natural logarithms <= 0 of decay factors in (0, 1], got values up to {}",
           kOp, args.log_decay.detach().max().item<double>());
   }
-  return {.q = args.q,
-          .k = args.k,
-          .v = args.v,
-          .beta = args.beta,
-          .write_key = args.write_key,
-          .log_decay = args.log_decay,
-          .initial_state = args.initial_state,
-          .sequences = args.sequences,
-          .scale = args.scale.value_or(1.0 / std::sqrt(static_cast<double>(std::max<int64_t>(K, 1))))};
+  Problem problem = problem_of(args);
+  problem.scale = args.scale.value_or(1.0 / std::sqrt(static_cast<double>(std::max<int64_t>(K, 1))));
+  return problem;
 }
 
 namespace {
@@ -206,14 +212,7 @@ DeltaRuleOutput delta_rule(const DeltaRuleArgs& args) {
 }
 
 bool keeps_sequences_apart(const DeltaRuleArgs& args) {
-  const delta_rule_detail::Problem problem{.q = args.q,
-                                           .k = args.k,
-                                           .v = args.v,
-                                           .beta = args.beta,
-                                           .write_key = args.write_key,
-                                           .log_decay = args.log_decay,
-                                           .initial_state = args.initial_state,
-                                           .sequences = args.sequences};
+  const delta_rule_detail::Problem problem = delta_rule_detail::problem_of(args);
   return problem.on_cpu_path() || problem.on_kernel_path() ||
          (!args.by_chunks && delta_rule_detail::on_step_path(problem));
 }

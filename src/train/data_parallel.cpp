@@ -18,7 +18,7 @@ constexpr int64_t kLastBuckets = int64_t{16} << 20;    // elements of each
 constexpr int64_t kFewestBuckets = 8;
 // Copy engines begin when so many of the buckets are complete, and then bring all of them in one go: the same
 // bytes cost a step less in one burst than spread over backward (docs/scaling.md, "Measured on two GPUs").
-// What is left of backward, a third of it, hides the burst.
+// What is left of backward hides it: last buckets are small, so a sixth of backward where there are ten.
 constexpr int64_t first_burst(int64_t num_buckets) { return num_buckets * 3 / 5; }
 
 using Range = optim::ParameterArena::Range;

@@ -12,9 +12,11 @@ namespace osdn::kernels {
 // token to each; G_C: over the whole chunk.
 
 struct DeltaRuleChannelPrepareArgs {
-  DeltaRuleInputs in;                // its log_decay is null
-  const float* log_decay = nullptr;  // [N, HV, K] contiguous, aligned to 16 bytes
-  bool normalize = true;             // q and k, eps 1e-6 inside the root
+  DeltaRuleInputs in;  // its log_decay is null
+  // [N, HV, K] contiguous, aligned to 16 bytes: fp32, or bf16 where `bf16_log_decay`.
+  const void* log_decay = nullptr;
+  bool bf16_log_decay = false;
+  bool normalize = true;  // q and k, eps 1e-6 inside the root
   // Written. Of `out`, q_rstd and k_rstd are [N, HV], pairs those of q as given and of w as it is written,
   // inverse is Y in two parts of bf16, whatever its type, and inverse_scale is left alone.
   DeltaRulePrepared out;
@@ -26,8 +28,9 @@ struct DeltaRuleChannelPrepareArgs {
 };
 
 struct DeltaRuleChannelGradientsArgs {
-  DeltaRuleInputs in;                // as given, not as `prepare` wrote them; v is not read
-  const float* log_decay = nullptr;  // [N, HV, K]
+  DeltaRuleInputs in;               // as given, not as `prepare` wrote them; v is not read
+  const void* log_decay = nullptr;  // [N, HV, K] as `prepare` had it
+  bool bf16_log_decay = false;
   bool normalize = true;
   bool initial_state = false;  // whether sequences start from one: else a first token's decay has no effect
   DeltaRuleRows d_o;           // [N, HV, V]
@@ -47,7 +50,7 @@ struct DeltaRuleChannelGradientsArgs {
   __nv_bfloat16* d_v = nullptr;          // [N, HV, V]
   __nv_bfloat16* d_write_key = nullptr;  // [N, HV, K] when there is a write key
   float* d_beta = nullptr;               // [N, HV]
-  float* d_log_decay = nullptr;          // [N, HV, K]
+  void* d_log_decay = nullptr;           // [N, HV, K] of log_decay's type
 };
 
 /// Queue one pass on `stream`. No allocation, no synchronisation, the same bits every time. Throw CudaError

@@ -18,8 +18,8 @@
 
 namespace osdn::kernels {
 
-template <int KP, int VT, bool kAnchored, class Products>
-__device__ void ChannelGradients<KP, VT, kAnchored, Products>::weigh_pairs() const {
+template <int KP, int VT, bool kAnchored, class Products, class Log>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::weigh_pairs() const {
   const bool of_query = half == 0;
   const int64_t first = place.token * shape.num_value_heads + place.head;
   copy_vector_async(beta(), args.in.beta + first, shape.num_value_heads, place.rows, 0);
@@ -73,8 +73,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::weigh_pairs() con
   }
 }
 
-template <int KP, int VT, bool kAnchored, class Products>
-__device__ void ChannelGradients<KP, VT, kAnchored, Products>::read_state(Rows& d_q, Rows& d_k) const {
+template <int KP, int VT, bool kAnchored, class Products, class Log>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::read_state(Rows& d_q, Rows& d_k) const {
   const float betas[2] = {row_value(beta(), 0), row_value(beta(), 1)};
   for (int tile = 0; tile < value_tiles(); ++tile) {
     if (value_tiles() > 1) {
@@ -107,8 +107,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::read_state(Rows& 
     }
 }
 
-template <int KP, int VT, bool kAnchored, class Products>
-__device__ void ChannelGradients<KP, VT, kAnchored, Products>::store_through(float (&through)[8]) const {
+template <int KP, int VT, bool kAnchored, class Products, class Log>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::store_through(float (&through)[8]) const {
   const int in_group = static_cast<int>(threadIdx.x) % KP;  // KP threads over eight value channels
   const int group = static_cast<int>(threadIdx.x) / KP;
 #pragma unroll
@@ -121,8 +121,9 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::store_through(flo
   }
 }
 
-template <int KP, int VT, bool kAnchored, class Products>
-__device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_state_products(float (&through)[8]) const {
+template <int KP, int VT, bool kAnchored, class Products, class Log>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::add_state_products(
+    float (&through)[8]) const {
   constexpr int kPieces = KP * VT / 8;
 #pragma unroll 2
   for (int piece = static_cast<int>(threadIdx.x); piece < kPieces; piece += kChannelGradientThreads) {
@@ -140,8 +141,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_state_product
   }
 }
 
-template <int KP, int VT, bool kAnchored, class Products>
-__device__ void ChannelGradients<KP, VT, kAnchored, Products>::read_d_state() const {
+template <int KP, int VT, bool kAnchored, class Products, class Log>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::read_d_state() const {
   float through[8] = {};
   float d_end[kBlocks][4] = {};
   for (int tile = 0; tile < value_tiles(); ++tile) {
@@ -169,21 +170,22 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::read_d_state() co
   }
 }
 
-template <int KP, int VT, bool kAnchored, class Products>
-__device__ void ChannelGradients<KP, VT, kAnchored, Products>::prepare_rows() const {
+template <int KP, int VT, bool kAnchored, class Products, class Log>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::prepare_rows() const {
   queue_rows();
   if (own_write_key)
     copy_rows_async<kChannelGradientThreads>(w(), rows_at(args.in.write_key, place.token, place.head),
                                              args.in.write_key.token_stride, place.rows, shape.key_size);
   copy_async_commit();
   const bool walks = lane < kWalkLanes;
-  const float* source =
-      chunk_of(args.log_decay, shape.key_size) + row_offset(first_row, shape.key_size) + walk_channel();
+  const Log* source =
+      chunk_of(log_decay(), shape.key_size) + row_offset(first_row, shape.key_size) + walk_channel();
   const bool valid = walks && walk_channel() < shape.key_size;
   const auto load = [&](int r) {
     return load_pair_if(valid && first_row + r < place.rows, source + row_offset(r, shape.key_size));
   };
-  const auto log_of = [](float2 x) {
+  const auto log_of = [](auto loaded) {
+    const float2 x = as_floats(loaded);
     return make_float2(fmaxf(x.x, kSmallestChannelDecay) * kLog2E,
                        fmaxf(x.y, kSmallestChannelDecay) * kLog2E);
   };
@@ -214,31 +216,32 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::prepare_rows() co
     }
   };
   if constexpr (kAnchored) {
-    // Tokens on either side of the anchor need no logarithms of the other side's: eight at a time are held.
+    // Tokens on either side of the anchor need no logarithms of the other side's: 16 registers hold eight of
+    // fp32 at a time, or all of bf16.
     constexpr int kHalf = kSubBlock / 2;
-    float2 x[kHalf];
+    constexpr int kHeld = sizeof(Log) == 2 ? kSubBlock : kHalf;
+    LoadedPair<Log> x[kHeld];
 #pragma unroll
-    for (int r = 0; r < kHalf; ++r) x[r] = load(r);
+    for (int r = 0; r < kHeld; ++r) x[r] = load(r);
     copy_async_wait<0>();
     __syncthreads();
     if (walks) {
       float2 middle = make_float2(0.0f, 0.0f);
 #pragma unroll
-      for (int r = 0; r < kHalf; ++r) {
-        middle = sum(middle, log_of(x[r]));
-        x[r] = middle;
-      }
+      for (int r = 0; r < kHalf; ++r) middle = sum(middle, log_of(x[r]));
+      float2 to_token = make_float2(0.0f, 0.0f);
 #pragma unroll
       for (int r = 0; r < kHalf; ++r) {
-        const float2 to_anchor = difference(middle, x[r]);
-        x[r] = load(r + kHalf);
+        to_token = sum(to_token, log_of(x[r]));
+        if constexpr (kHeld == kHalf) x[r] = load(r + kHalf);
+        const float2 to_anchor = difference(middle, to_token);
         decay_token(r, make_float2(-to_anchor.x, -to_anchor.y), to_anchor);
       }
       float2 after = make_float2(0.0f, 0.0f);
 #pragma unroll
-      for (int r = 0; r < kHalf; ++r) {
-        after = sum(after, log_of(x[r]));
-        decay_token(r + kHalf, after, make_float2(-after.x, -after.y));
+      for (int r = kHalf; r < kSubBlock; ++r) {
+        after = sum(after, log_of(x[r % kHeld]));
+        decay_token(r, after, make_float2(-after.x, -after.y));
       }
       keep(kRowAnchor, middle);
       keep(kTotal, sum(middle, after));
@@ -246,7 +249,7 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::prepare_rows() co
   } else {
     float2 to_token[kSubBlock];  // from the sub-block's start
 #pragma unroll
-    for (int r = 0; r < kSubBlock; ++r) to_token[r] = load(r);
+    for (int r = 0; r < kSubBlock; ++r) to_token[r] = as_floats(load(r));
     copy_async_wait<0>();
     __syncthreads();
     if (walks) {
@@ -271,8 +274,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::prepare_rows() co
   make_steps();
 }
 
-template <int KP, int VT, bool kAnchored, class Products>
-__device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_columns(Rows& d_q, Rows& d_k) const {
+template <int KP, int VT, bool kAnchored, class Products, class Log>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::add_columns(Rows& d_q, Rows& d_k) const {
   const uint32_t columns = column_fragments(w());
   const uint32_t rows = row_weight_fragments();
 #pragma unroll 1
@@ -309,9 +312,9 @@ constexpr int kGradientBlocksAtOnce = OSDN_WGMMA ? 2 : 1;
 constexpr unsigned kGradientBlocksOnDevice = kGradientBlocksAtOnce * 132;
 
 /// One chunk and value head. `next`: the block that will follow this one on its multiprocessor.
-template <int KP, int VT, bool kAnchored, class Products>
+template <int KP, int VT, bool kAnchored, class Products, class Log>
 __device__ void channel_gradients_of(const DeltaRuleChannelGradientsArgs& args, int64_t slot, unsigned next) {
-  using Part = ChannelGradients<KP, VT, kAnchored, Products>;
+  using Part = ChannelGradients<KP, VT, kAnchored, Products, Log>;
   const DeltaRuleShape& shape = args.in.shape;
   const ChunkPlace place =
       place_of(shape, slot / shape.num_value_heads, static_cast<int>(slot % shape.num_value_heads));
@@ -353,13 +356,13 @@ __device__ bool anchored_throughout(const DeltaRuleChannelGradientsArgs& args, i
   return args.anchored[slot] == (1 << kSubBlocks) - 1;
 }
 
-template <int KP, int VT, class Products>
+template <int KP, int VT, class Products, class Log>
 __global__ void __launch_bounds__(kChannelGradientThreads, kGradientBlocksAtOnce)
     delta_rule_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
   const int64_t slot = slot_of_block(args.in.shape, blockIdx.x);
   if constexpr (Products::kAvailable)
     if (anchored_throughout(args, slot))
-      channel_gradients_of<KP, VT, true, Products>(args, slot, blockIdx.x + kGradientBlocksOnDevice);
+      channel_gradients_of<KP, VT, true, Products, Log>(args, slot, blockIdx.x + kGradientBlocksOnDevice);
 }
 
 struct StrongGradientsArgs {
@@ -369,7 +372,7 @@ struct StrongGradientsArgs {
 };
 
 /// The chunks that the kernel above leaves out. A block looks at every `stride`-th, a lane for each.
-template <int KP>
+template <int KP, class Log>
 __global__ void __launch_bounds__(kChannelGradientThreads, 1)
     delta_rule_channel_strong_gradients_kernel(const __grid_constant__ StrongGradientsArgs args) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -379,23 +382,23 @@ __global__ void __launch_bounds__(kChannelGradientThreads, 1)
         __ballot_sync(0xffffffffu, mine < args.count && !anchored_throughout(args.gradients, mine));
     for (int64_t slot = first; left != 0; slot += args.stride, left >>= 1) {
       if ((left & 1) == 0) continue;
-      channel_gradients_of<KP, 64, false, WarpGradients>(args.gradients, slot, 0);
+      channel_gradients_of<KP, 64, false, WarpGradients, Log>(args.gradients, slot, 0);
       __syncthreads();  // its shared memory is done with
     }
   }
 }
 
-template <int KP, int VT>
+template <int KP, int VT, class Log>
 void launch_channel_gradients(const DeltaRuleChannelGradientsArgs& args, CUstream_st* stream) {
   const int64_t count = args.in.shape.num_chunks * args.in.shape.num_value_heads;
-  auto* kernel = delta_rule_channel_gradients_kernel<KP, VT, WarpGradients>;
+  auto* kernel = delta_rule_channel_gradients_kernel<KP, VT, WarpGradients, Log>;
   if constexpr (KP == 128)
     if (has_warpgroups() && !args.in.portable)
-      kernel = delta_rule_channel_gradients_kernel<KP, VT, WarpgroupGradients>;
+      kernel = delta_rule_channel_gradients_kernel<KP, VT, WarpgroupGradients, Log>;
   launch_kernel(kernel, dim3(static_cast<unsigned>(count)), kChannelGradientThreads,
                 ChannelGradientMemory<KP, VT>::kBytes, args, stream);
   const int64_t blocks = std::min<int64_t>(count, 2 * multiprocessors());
-  launch_kernel(delta_rule_channel_strong_gradients_kernel<KP>, dim3(static_cast<unsigned>(blocks)),
+  launch_kernel(delta_rule_channel_strong_gradients_kernel<KP, Log>, dim3(static_cast<unsigned>(blocks)),
                 kChannelGradientThreads, ChannelGradientMemory<KP, 64>::kBytes,
                 StrongGradientsArgs{args, count, blocks}, stream);
 }
@@ -406,10 +409,17 @@ void launch(const DeltaRuleChannelGradientsArgs& args, CUstream_st* stream) {
   if (args.in.shape.num_chunks * args.in.shape.num_value_heads == 0) return;
   by_key_size(args.in.shape, [&](auto padded) {
     constexpr int KP = decltype(padded)::value;
-    if (delta_rule_padded_value_size(args.in.shape.value_size) == 64)
-      launch_channel_gradients<KP, 64>(args, stream);
+    const auto by_value_size = [&](auto log) {
+      using Log = decltype(log);
+      if (delta_rule_padded_value_size(args.in.shape.value_size) == 64)
+        launch_channel_gradients<KP, 64, Log>(args, stream);
+      else
+        launch_channel_gradients<KP, 128, Log>(args, stream);
+    };
+    if (args.bf16_log_decay)
+      by_value_size(__nv_bfloat16{});
     else
-      launch_channel_gradients<KP, 128>(args, stream);
+      by_value_size(float{});
   });
 }
 

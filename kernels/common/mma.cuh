@@ -173,6 +173,15 @@ __device__ inline float2 load_pair_if(bool valid, const float* source) {
   return out;
 }
 
+/// The same of two neighbouring bf16, as they lie there.
+__device__ inline uint32_t load_pair_if(bool valid, const __nv_bfloat16* source) {
+  uint32_t out;
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1]; }"
+               : "=r"(out)
+               : "l"(source), "r"(valid ? 1 : 0));
+  return out;
+}
+
 /// Four floats from global memory, by a load that stays before the copies and barriers behind it.
 __device__ inline void load_four(float (&out)[4], const float* source) {
   asm volatile("ld.global.v4.f32 {%0,%1,%2,%3}, [%4];"

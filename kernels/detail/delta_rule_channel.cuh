@@ -73,11 +73,26 @@ __device__ inline int64_t log_decay_at(const DeltaRuleShape& shape, const ChunkP
   return ((place.token + row) * shape.num_value_heads + place.head) * shape.key_size + channel;
 }
 
-/// The log-decays of two neighbouring channels at a row of the chunk; 0 beyond the chunk and the key.
-__device__ inline float2 log_decay_pair(const float* log_decay, const DeltaRuleShape& shape,
-                                        const ChunkPlace& place, int row, int channel) {
+/// Two neighbouring numbers as `load_pair_if` loads them.
+template <class Number>
+using LoadedPair = decltype(load_pair_if(true, static_cast<const Number*>(nullptr)));
+
+__device__ inline float2 as_floats(float2 pair) { return pair; }
+__device__ inline float2 as_floats(uint32_t pair) { return unpack_bf16(pair); }
+
+__device__ inline void store_pair(float* target, float2 pair) { *reinterpret_cast<float2*>(target) = pair; }
+__device__ inline void store_pair(__nv_bfloat16* target, float2 pair) {
+  *reinterpret_cast<uint32_t*>(target) = pack_bf16(pair.x, pair.y);
+}
+
+/// The log-decays, fp32 or bf16, of two neighbouring channels at a row of the chunk; 0 beyond the chunk and
+/// the key.
+template <class Log>
+__device__ float2 log_decay_pair(const Log* log_decay, const DeltaRuleShape& shape, const ChunkPlace& place,
+                                 int row, int channel) {
   if (row >= place.rows || channel >= shape.key_size) return make_float2(0.0f, 0.0f);
-  return __ldg(reinterpret_cast<const float2*>(log_decay + log_decay_at(shape, place, row, channel)));
+  return as_floats(
+      __ldg(reinterpret_cast<const LoadedPair<Log>*>(log_decay + log_decay_at(shape, place, row, channel))));
 }
 
 }  // namespace osdn::kernels

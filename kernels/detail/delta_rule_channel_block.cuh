@@ -38,17 +38,18 @@ __device__ inline float2 running_sums(float (&x)[4], int lane) {
 struct LogDecays {
   float2 value[2];
 
-  __device__ LogDecays(const float* log_decay, const DeltaRuleShape& shape, const ChunkPlace& place,
+  template <class Log>
+  __device__ LogDecays(const Log* log_decay, const DeltaRuleShape& shape, const ChunkPlace& place,
                        int first_row, int channel, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + half * 8 + (lane >> 2);
       const bool valid = row < place.rows && channel < shape.key_size;
-      value[half] = load_pair_if(
+      value[half] = as_floats(load_pair_if(
           valid,
           log_decay + log_decay_at(shape, place, 0, 0) +
               (static_cast<uint32_t>(row) * static_cast<uint32_t>(shape.num_value_heads * shape.key_size) +
-               channel));
+               channel)));
     }
   }
 };
@@ -94,9 +95,10 @@ __device__ inline float weight_at(const TriangleTile& weights, int row, int colu
 }
 
 /// Normalised vectors of the chunk at two channels, from global memory; zeros beyond the chunk and the key.
+template <class Log>
 struct ChannelVectors {
   const DeltaRuleInputs& in;
-  const float* log_decay;
+  const Log* log_decay;
   const ChunkPlace& place;
   uint32_t q_rstd, k_rstd;  // addresses of [64] floats
 
@@ -123,9 +125,10 @@ struct ChannelVectors {
 };
 
 /// Rows of dQ and dK from the earlier tokens of the same sixteen: sum_{s < r} dP_rs W_rs o w_s, and with dM.
-__device__ inline void add_earlier_pairs(TokenPairs& of_query, TokenPairs& of_key,
-                                         const ChannelVectors& vectors, const TriangleTile (&weights)[2],
-                                         int first_row, int channel, int lane) {
+template <class Log>
+__device__ void add_earlier_pairs(TokenPairs& of_query, TokenPairs& of_key,
+                                  const ChannelVectors<Log>& vectors, const TriangleTile (&weights)[2],
+                                  int first_row, int channel, int lane) {
   float factors[4] = {};
   float2 decay = make_float2(0.0f, 0.0f);  // of token s + 1
 #pragma unroll 1
@@ -145,9 +148,9 @@ __device__ inline void add_earlier_pairs(TokenPairs& of_query, TokenPairs& of_ke
 }
 
 /// Rows of dW from the later tokens of the same sixteen: sum_{r > s} W_rs o (dP_rs q_r + dM_rs k_r).
-__device__ inline void add_later_pairs(TokenPairs& of_write, const ChannelVectors& vectors,
-                                       const TriangleTile (&weights)[2], int first_row, int channel,
-                                       int lane) {
+template <class Log>
+__device__ void add_later_pairs(TokenPairs& of_write, const ChannelVectors<Log>& vectors,
+                                const TriangleTile (&weights)[2], int first_row, int channel, int lane) {
   float factors[4] = {};
 #pragma unroll 1
   for (int r = 0; r < kSubBlock; ++r) {

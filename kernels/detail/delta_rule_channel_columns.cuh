@@ -6,8 +6,8 @@
 
 namespace osdn::kernels {
 
-template <int KP, int VT, bool kAnchored, class Products>
-__device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_rows(Rows& d_write) const {
+template <int KP, int VT, bool kAnchored, class Products, class Log>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::add_rows(Rows& d_write) const {
   const uint32_t columns[2] = {column_fragments(q()), column_fragments(k())};
   uint32_t rows = column_weight_fragments(kSubBlocks - 1);
 #pragma unroll 1
@@ -33,10 +33,10 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::add_rows(Rows& d_
   }
 }
 
-template <int KP, int VT, bool kAnchored, class Products>
-__device__ void ChannelGradients<KP, VT, kAnchored, Products>::leave_anchors(Rows& d_q, Rows& d_k,
-                                                                             Rows& d_write,
-                                                                             Rows& products) const {
+template <int KP, int VT, bool kAnchored, class Products, class Log>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::leave_anchors(Rows& d_q, Rows& d_k,
+                                                                                  Rows& d_write,
+                                                                                  Rows& products) const {
   const TriangleTile both[2] = {weights(0), weights(1)};
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
@@ -76,11 +76,11 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::leave_anchors(Row
   }
 }
 
-template <int KP, int VT, bool kAnchored, class Products>
-__device__ void ChannelGradients<KP, VT, kAnchored, Products>::dot_rows(const Rows& d_q, const Rows& d_k,
-                                                                        const Rows& d_write,
-                                                                        float (&q_dots)[2],
-                                                                        float (&k_dots)[2]) const {
+template <int KP, int VT, bool kAnchored, class Products, class Log>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::dot_rows(const Rows& d_q, const Rows& d_k,
+                                                                             const Rows& d_write,
+                                                                             float (&q_dots)[2],
+                                                                             float (&k_dots)[2]) const {
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
@@ -97,9 +97,9 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::dot_rows(const Ro
   }
 }
 
-template <int KP, int VT, bool kAnchored, class Products>
-__device__ void ChannelGradients<KP, VT, kAnchored, Products>::finish(Rows& d_q, const Rows& d_k,
-                                                                      Rows& d_write) const {
+template <int KP, int VT, bool kAnchored, class Products, class Log>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::finish(Rows& d_q, const Rows& d_k,
+                                                                           Rows& d_write) const {
   const float q_norms[2] = {row_value(q_rstd(), 0), row_value(q_rstd(), 1)};
   const float k_norms[2] = {row_value(k_rstd(), 0), row_value(k_rstd(), 1)};
   float q_along[2] = {along(0, 0), along(0, 1)};
@@ -157,8 +157,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::finish(Rows& d_q,
   }
 }
 
-template <int KP, int VT, bool kAnchored, class Products>
-__device__ void ChannelGradients<KP, VT, kAnchored, Products>::finish_log_decay() const {
+template <int KP, int VT, bool kAnchored, class Products, class Log>
+__device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::finish_log_decay() const {
   const bool walks = lane < kWalkLanes;
   const int mine = walk_channel();
   float2 sums[kSubBlock];  // of the pairs from each of the warp's tokens on and of the end before it
@@ -192,12 +192,11 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products>::finish_log_decay(
   }
   const bool no_past = !args.initial_state && first_row == 0 &&
                        place.token == shape.offsets[shape.chunk_sequences[place.chunk]];
-  float* target = chunk_of(args.d_log_decay, shape.key_size) + mine;
+  Log* target = chunk_of(static_cast<Log*>(args.d_log_decay), shape.key_size) + mine;
 #pragma unroll
   for (int r = 0; r < kSubBlock; ++r) {
     const float2 out = r == 0 && no_past ? make_float2(0.0f, 0.0f) : sum(sums[r], constant);
-    if (first_row + r < place.rows)
-      *reinterpret_cast<float2*>(target + row_offset(first_row + r, shape.key_size)) = out;
+    if (first_row + r < place.rows) store_pair(target + row_offset(first_row + r, shape.key_size), out);
   }
 }
 

@@ -45,8 +45,8 @@ struct ChannelGradientMemory {
 };
 
 /// One block of the kernel: what all of its parts need. `kAnchored`: one anchor serves each sub-block of the
-/// chunk.
-template <int KP, int VT, bool kAnchored, class Products>
+/// chunk. `Log`: the type of log-decays and of their gradients.
+template <int KP, int VT, bool kAnchored, class Products, class Log>
 struct ChannelGradients {
   using Memory = ChannelGradientMemory<KP, VT>;
   static constexpr int kBlocks = KP / 16;    // of eight channels, a warp's
@@ -138,7 +138,8 @@ struct ChannelGradients {
   __device__ float2 log_pair(int which, int block, int channel) const {
     return read_shared_2(logs(which, block, channel));
   }
-  __device__ ChannelVectors vectors() const { return {args.in, args.log_decay, place, q_rstd(), k_rstd()}; }
+  __device__ const Log* log_decay() const { return static_cast<const Log*>(args.log_decay); }
+  __device__ ChannelVectors<Log> vectors() const { return {args.in, log_decay(), place, q_rstd(), k_rstd()}; }
   /// First of this lane's two channels in block n of the warp's.
   __device__ int channel(int n) const { return first_channel + n * 8 + (lane & 3) * 2; }
   /// First of its two channels where a lane walks through the warp's tokens.
@@ -170,7 +171,7 @@ struct ChannelGradients {
     return base + table + (token * Memory::kSumPitch + of_channel) * 4;
   }
   __device__ LogDecays load_log_decays(int n) const {
-    return {args.log_decay, shape, place, first_row, channel(n), lane};
+    return {log_decay(), shape, place, first_row, channel(n), lane};
   }
   __device__ float row_value(uint32_t address, int i) const {
     return read_shared(address + (row + i * 8) * 4);
@@ -212,7 +213,7 @@ struct ChannelGradients {
     prefetch_rows<KP>(rows_at(args.in.k, place.token, place.key_head), args.in.k.token_stride);
     if (own_write_key)
       prefetch_rows<KP>(rows_at(args.in.write_key, place.token, place.head), args.in.write_key.token_stride);
-    prefetch_rows<KP>(chunk_of(args.log_decay, shape.key_size), row_offset(1, shape.key_size));
+    prefetch_rows<KP>(chunk_of(log_decay(), shape.key_size), row_offset(1, shape.key_size));
   }
 
   /// Brings what another block waits for first to the L2 cache: E, F, dO and the state of its first tile, and

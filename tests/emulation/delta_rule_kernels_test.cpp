@@ -1,226 +1,28 @@
 // The CUDA kernels of the delta rule, run on the CPU (tests/emulation/cuda_on_cpu.h), against the token
 // recurrence and its reverse in float64 (docs/ops/delta_rule.md eq. 1-3).
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <numeric>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/delta_rule.h"
 #include "kernels/delta_rule_channel.h"
 #include "tests/emulation/buffer.h"
+#include "tests/emulation/delta_rule_recurrence.h"
 #include "tests/emulation/launch_checked.h"
 #include "tests/support/catch.h"
 
 namespace osdn::kernels::delta_rule_kernels_test {
 
-using emulation_test::Buffer;
 using emulation_test::buffer_of;
 using emulation_test::launch_checked;
-using emulation_test::Numbers;
 using emulation_test::relative_error;
 using emulation_test::SharedLimit;
-using Halves = Buffer<__nv_bfloat16>;
-using Floats = Buffer<float>;
-
-struct Shape {
-  int tokens, heads, key_size, value_size;
-};
-enum class Gate { kNone, kScalar, kChannel };
-struct Options {
-  Gate gate = Gate::kNone;
-  bool write_key = false;
-  bool portable = false;
-  double upstream = 1;   // size of the gradients that come in
-  double floor = -1;     // of the log-decays
-  int loss_tokens = -1;  // the first of the sequence that the loss depends on; -1: all, and the final state
-  bool output_loss = true;     // that the loss depends on any token's output
-  bool zero_state = false;     // before the first token
-  std::vector<int> cuts = {};  // tokens where further sequences begin
-};
-
-/// Packed sequences. Inputs, and what the recurrence makes of them.
-struct Problem {
-  Shape shape;
-  Options options;
-  std::vector<int64_t> offsets;  // [S + 1]
-  size_t rows;                   // tokens times heads
-  size_t state_size;             // of all sequences
-  Halves q, k, v, write_key, d_o;
-  Floats beta, log_decay, initial, d_final;
-  double scale = 0.1;
-  // Expected.
-  Numbers o, final_state, d_q, d_k, d_v, d_write_key, d_beta, d_log_decay, d_initial;
-
-  Problem(const Shape& given, const Options& of)
-      : shape(given),
-        options(of),
-        offsets(1, 0),
-        rows(static_cast<size_t>(given.tokens) * given.heads),
-        state_size((of.cuts.size() + 1) * given.heads * given.key_size * given.value_size),
-        q(rows * given.key_size),
-        k(q.size()),
-        v(rows * given.value_size),
-        write_key(q.size()),
-        d_o(v.size()),
-        beta(rows),
-        log_decay(of.gate == Gate::kChannel ? q.size() : rows),
-        initial(state_size),
-        d_final(state_size) {
-    offsets.insert(offsets.end(), options.cuts.begin(), options.cuts.end());
-    offsets.push_back(shape.tokens);
-    std::mt19937 random(7);
-    std::normal_distribution<double> normal;
-    std::uniform_real_distribution<double> uniform;
-    for (const Halves* x : {&q, &k, &v})
-      for (size_t i = 0; i < x->size(); ++i) (*x)[i] = __float2bfloat16(static_cast<float>(normal(random)));
-    for (size_t i = 0; i < d_o.size(); ++i)
-      d_o[i] = __float2bfloat16(static_cast<float>(normal(random) * options.upstream));
-    for (size_t i = 0; i < state_size; ++i) {
-      initial[i] = static_cast<float>(normal(random));
-      d_final[i] = static_cast<float>(normal(random) * options.upstream);
-    }
-    for (size_t i = 0; !options.output_loss && i < d_o.size(); ++i) d_o[i] = __float2bfloat16(0.0f);
-    if (options.loss_tokens >= 0) {
-      for (size_t i = static_cast<size_t>(options.loss_tokens) * shape.heads * shape.value_size;
-           i < d_o.size(); ++i)
-        d_o[i] = __float2bfloat16(0.0f);
-      for (size_t i = 0; i < state_size; ++i) d_final[i] = 0.0f;
-    }
-    for (size_t i = 0; options.zero_state && i < state_size; ++i) initial[i] = 0.0f;
-    for (size_t row = 0; row < rows; ++row) {
-      beta[row] = static_cast<float>(1 / (1 + std::exp(-normal(random))));
-      const double norm = std::sqrt(squares(k, row));
-      for (size_t i = row * shape.key_size; i < (row + 1) * shape.key_size; ++i)
-        write_key[i] = __float2bfloat16(
-            static_cast<float>(__bfloat162float(k[i]) / norm * (0.6 + 0.8 * uniform(random))));
-    }
-    for (size_t i = 0; i < log_decay.size(); ++i)
-      log_decay[i] = static_cast<float>(options.floor * std::pow(uniform(random), 3));
-    o.resize(v.size());
-    d_v.resize(v.size());
-    for (Numbers* x : {&d_q, &d_k, &d_write_key}) x->resize(q.size());
-    d_beta.resize(rows);
-    d_log_decay.resize(log_decay.size());
-    for (Numbers* x : {&final_state, &d_initial}) x->resize(state_size);
-    for (size_t sequence = 0; sequence + 1 < offsets.size(); ++sequence)
-      for (int head = 0; head < shape.heads; ++head) recur(sequence, head);
-  }
-
-  int64_t length(int64_t sequence) const { return offsets[sequence + 1] - offsets[sequence]; }
-
- private:
-  double squares(const Halves& x, size_t row) const {
-    double sum = 1e-6;
-    for (size_t i = row * shape.key_size; i < (row + 1) * shape.key_size; ++i)
-      sum += std::pow(static_cast<double>(__bfloat162float(x[i])), 2);
-    return sum;
-  }
-
-  void recur(size_t sequence, int head) {
-    const int K = shape.key_size;
-    const int V = shape.value_size;
-    const auto begin = static_cast<int>(offsets[sequence]);
-    const auto end = static_cast<int>(offsets[sequence + 1]);
-    const size_t own_state = (sequence * shape.heads + head) * K * V;
-    const auto at = [&](int token) { return static_cast<size_t>(token) * shape.heads + head; };
-    const auto row_of = [&](const Halves& x, int token, double factor) {
-      Numbers out(K);
-      for (int i = 0; i < K; ++i) out[i] = __bfloat162float(x[at(token) * K + i]) * factor;
-      return out;
-    };
-    const auto unit = [&](const Halves& x, int token) {
-      return row_of(x, token, 1 / std::sqrt(squares(x, at(token))));
-    };
-    const auto writing = [&](int token) {
-      return options.write_key ? row_of(write_key, token, 1) : unit(k, token);
-    };
-    const auto gate_at = [&](int token, int i) {
-      return options.gate == Gate::kChannel ? at(token) * K + i : at(token);
-    };
-    const auto decay = [&](int token, int i) {
-      return options.gate == Gate::kNone ? 1.0 : std::exp(double{log_decay[gate_at(token, i)]});
-    };
-
-    Numbers state(initial.host() + own_state, initial.host() + own_state + K * V);
-    std::vector<Numbers> decayed(shape.tokens);  // states that the errors are measured against
-    std::vector<Numbers> after(shape.tokens);
-    std::vector<Numbers> errors(shape.tokens, Numbers(V));
-    for (int t = begin; t < end; ++t) {
-      const Numbers key = unit(k, t);
-      const Numbers query = unit(q, t);
-      const Numbers w = writing(t);
-      for (int i = 0; i < K; ++i)
-        for (int j = 0; j < V; ++j) state[i * V + j] *= decay(t, i);
-      decayed[t] = state;
-      for (int j = 0; j < V; ++j) {
-        double error = __bfloat162float(v[at(t) * V + j]);
-        for (int i = 0; i < K; ++i) error -= state[i * V + j] * key[i];
-        errors[t][j] = error;
-      }
-      for (int i = 0; i < K; ++i)
-        for (int j = 0; j < V; ++j) state[i * V + j] += w[i] * beta[at(t)] * errors[t][j];
-      after[t] = state;
-      for (int j = 0; j < V; ++j)
-        for (int i = 0; i < K; ++i) o[at(t) * V + j] += scale * state[i * V + j] * query[i];
-    }
-    std::copy(state.begin(), state.end(), final_state.begin() + own_state);
-
-    Numbers d_state(d_final.host() + own_state, d_final.host() + own_state + K * V);
-    for (int t = end - 1; t >= begin; --t) {
-      const size_t row = at(t);
-      const Numbers key = unit(k, t);
-      const Numbers query = unit(q, t);
-      const Numbers w = writing(t);
-      Numbers d_query(K), d_key(K), d_w(K), d_written(V);
-      for (int i = 0; i < K; ++i)
-        for (int j = 0; j < V; ++j) {
-          const double upstream = __bfloat162float(d_o[row * V + j]);
-          d_query[i] += scale * after[t][i * V + j] * upstream;
-          d_state[i * V + j] += scale * query[i] * upstream;
-        }
-      for (int i = 0; i < K; ++i)
-        for (int j = 0; j < V; ++j) {
-          d_w[i] += d_state[i * V + j] * beta[row] * errors[t][j];
-          d_written[j] += d_state[i * V + j] * w[i];
-        }
-      for (int j = 0; j < V; ++j) {
-        d_beta[row] += d_written[j] * errors[t][j];
-        d_v[row * V + j] = beta[row] * d_written[j];
-      }
-      for (int i = 0; i < K; ++i)
-        for (int j = 0; j < V; ++j) {
-          d_key[i] -= decayed[t][i * V + j] * d_v[row * V + j];
-          d_state[i * V + j] -= key[i] * d_v[row * V + j];
-        }
-      for (int i = 0; i < K; ++i)
-        for (int j = 0; j < V; ++j) {
-          d_log_decay[gate_at(t, i)] += d_state[i * V + j] * decayed[t][i * V + j];
-          d_state[i * V + j] *= decay(t, i);
-        }
-      for (int i = 0; i < K; ++i) {
-        d_write_key[row * K + i] = d_w[i];
-        if (!options.write_key) d_key[i] += d_w[i];
-      }
-      through_norm(d_query, query, std::sqrt(squares(q, row)), &d_q[row * K]);
-      through_norm(d_key, key, std::sqrt(squares(k, row)), &d_k[row * K]);
-    }
-    std::copy(d_state.begin(), d_state.end(), d_initial.begin() + own_state);
-  }
-
-  static void through_norm(const Numbers& d_unit, const Numbers& unit, double norm, double* out) {
-    double along = 0;
-    for (size_t i = 0; i < unit.size(); ++i) along += unit[i] * d_unit[i];
-    for (size_t i = 0; i < unit.size(); ++i) out[i] = (d_unit[i] - unit[i] * along) / norm;
-  }
-};
 
 void check_kernels(const Shape& shape, const Options& options) {
   CAPTURE(shape.tokens, shape.heads, shape.key_size, shape.value_size, static_cast<int>(options.gate),
-          options.write_key, options.portable, options.upstream, options.floor);
+          options.write_key, options.portable, options.upstream, options.floor, options.bf16_log_decay);
   const Problem problem(shape, options);
   const int K = shape.key_size;
   const int V = shape.value_size;
@@ -276,6 +78,9 @@ void check_kernels(const Shape& shape, const Options& options) {
                                    .key_pairs = key_pairs.get()};
   // With a decay by channel the scans get rows that carry it.
   const bool by_channel = options.gate == Gate::kChannel;
+  const bool bf16 = options.bf16_log_decay;
+  const void* log_decay = problem.log_decay.get();
+  if (bf16) log_decay = problem.bf16_log_decay.get();
   const Halves decayed_q(problem.q.size()), decayed_k(problem.q.size()), decayed_w(problem.q.size());
   const Floats chunk_decay(matrices * KP);
   const Buffer<int> anchored(matrices);
@@ -285,7 +90,8 @@ void check_kernels(const Shape& shape, const Options& options) {
     scanned.k = rows(decayed_k, K);
     scanned.write_key = rows(decayed_w, K);
     launch_checked(DeltaRuleChannelPrepareArgs{.in = in,
-                                               .log_decay = problem.log_decay.get(),
+                                               .log_decay = log_decay,
+                                               .bf16_log_decay = bf16,
                                                .normalize = true,
                                                .out = prepared,
                                                .q = decayed_q.get(),
@@ -316,29 +122,30 @@ void check_kernels(const Shape& shape, const Options& options) {
                                            .d_states = d_states.get(),
                                            .d_initial = d_initial.get()});
   const Halves d_q(problem.q.size()), d_k(problem.q.size()), d_v(problem.v.size());
-  const Halves d_write_key(problem.q.size());
+  const Halves d_write_key(problem.q.size()), bf16_d_log_decay(bf16 ? problem.q.size() : 0);
   const Floats d_beta(problem.rows), d_log_decay(problem.log_decay.size());
   if (by_channel) {
-    launch_checked(
-        DeltaRuleChannelGradientsArgs{.in = in,
-                                      .log_decay = problem.log_decay.get(),
-                                      .normalize = true,
-                                      .initial_state = !options.zero_state,
-                                      .d_o = rows(problem.d_o, V),
-                                      .q_rstd = q_rstd.get(),
-                                      .k_rstd = k_rstd.get(),
-                                      .chunk_decay = chunk_decay.get(),
-                                      .anchored = anchored.get(),
-                                      .error = error.get(),
-                                      .states = states.get(),
-                                      .solved = solved.get(),
-                                      .d_states = d_states.get(),
-                                      .d_q = d_q.get(),
-                                      .d_k = d_k.get(),
-                                      .d_v = d_v.get(),
-                                      .d_write_key = options.write_key ? d_write_key.get() : nullptr,
-                                      .d_beta = d_beta.get(),
-                                      .d_log_decay = d_log_decay.get()});
+    launch_checked(DeltaRuleChannelGradientsArgs{
+        .in = in,
+        .log_decay = log_decay,
+        .bf16_log_decay = bf16,
+        .normalize = true,
+        .initial_state = !options.zero_state,
+        .d_o = rows(problem.d_o, V),
+        .q_rstd = q_rstd.get(),
+        .k_rstd = k_rstd.get(),
+        .chunk_decay = chunk_decay.get(),
+        .anchored = anchored.get(),
+        .error = error.get(),
+        .states = states.get(),
+        .solved = solved.get(),
+        .d_states = d_states.get(),
+        .d_q = d_q.get(),
+        .d_k = d_k.get(),
+        .d_v = d_v.get(),
+        .d_write_key = options.write_key ? d_write_key.get() : nullptr,
+        .d_beta = d_beta.get(),
+        .d_log_decay = bf16 ? static_cast<void*>(bf16_d_log_decay.get()) : d_log_decay.get()});
   } else {
     launch_checked(
         DeltaRuleBackwardGradientsArgs{.in = in,
@@ -369,14 +176,15 @@ void check_kernels(const Shape& shape, const Options& options) {
   check("d_initial", d_initial.numbers(), problem.d_initial);
   if (options.write_key) check("d_write_key", d_write_key.numbers(), problem.d_write_key);
   if (options.gate == Gate::kNone) return;
-  check("d_log_decay", d_log_decay.numbers(), problem.d_log_decay);
+  const Numbers of_decay = bf16 ? bf16_d_log_decay.numbers() : d_log_decay.numbers();
+  check("d_log_decay", of_decay, problem.d_log_decay);
   // What no decay acts on is exactly 0, not the rounding of sums that cancel.
-  const size_t per_token = d_log_decay.size() / shape.tokens;
+  const size_t per_token = of_decay.size() / shape.tokens;
   for (size_t sequence = 0; options.zero_state && sequence + 1 < problem.offsets.size(); ++sequence)
     for (size_t i = 0; problem.length(static_cast<int64_t>(sequence)) > 0 && i < per_token; ++i)
-      CHECK(d_log_decay[problem.offsets[sequence] * per_token + i] == 0);
-  for (size_t i = per_token * options.loss_tokens; options.loss_tokens >= 0 && i < d_log_decay.size(); ++i)
-    CHECK(d_log_decay[i] == 0);
+      CHECK(of_decay[problem.offsets[sequence] * per_token + i] == 0);
+  for (size_t i = per_token * options.loss_tokens; options.loss_tokens >= 0 && i < of_decay.size(); ++i)
+    CHECK(of_decay[i] == 0);
 }
 
 TEST_CASE("the kernels for any device equal the recurrence and its gradients", "[delta_rule_kernels]") {
@@ -451,6 +259,19 @@ TEST_CASE("strong decays go through the kernels", "[delta_rule_kernels]") {
   const Gate gate = GENERATE(Gate::kScalar, Gate::kChannel);
   const double floor = GENERATE(-5.0, -27.0);
   check_kernels({.tokens = 70, .heads = 1, .key_size = 64, .value_size = 64}, {.gate = gate, .floor = floor});
+}
+
+TEST_CASE("log-decays by channel may be bf16, and so are their gradients then", "[delta_rule_kernels]") {
+  const double floor = GENERATE(-1.0, -5.0, -27.0);
+  const Shape shape = GENERATE(Shape{70, 1, 128, 128}, Shape{70, 2, 96, 48}, Shape{70, 1, 64, 144});
+  const bool portable = GENERATE(false, true);
+  check_kernels(shape, {.gate = Gate::kChannel,
+                        .write_key = shape.heads > 1,
+                        .portable = portable,
+                        .floor = floor,
+                        .bf16_log_decay = true,
+                        .zero_state = floor < -1,
+                        .cuts = {3}});
 }
 
 TEST_CASE("what a chunk's decays leave of a gradient keeps its digits", "[delta_rule_kernels]") {

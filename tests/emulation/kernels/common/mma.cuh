@@ -107,5 +107,8 @@ inline void load_four(float (&out)[4], const float* source) {
 inline float2 load_pair_if(bool valid, const float* source) {
   return valid ? make_float2(source[0], source[1]) : make_float2(0.0f, 0.0f);
 }
+inline uint32_t load_pair_if(bool valid, const __nv_bfloat16* source) {
+  return valid ? *reinterpret_cast<const uint32_t*>(source) : 0u;
+}
 
 }  // namespace osdn::kernels

@@ -56,6 +56,7 @@ struct ChannelPairs : ChannelChunk<KP> {
 
   /// The pairs with columns from `first_column` on of the warp's tokens, one by one, from global memory; a
   /// lane four channels of all.
+  template <typename G>
   __device__ void add_strong_pairs(float (&products)[2][4], int first_column) const {
     const int lane = own_lane();
     const int block = own_block();
@@ -82,8 +83,8 @@ struct ChannelPairs : ChannelChunk<KP> {
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float2 log =
-              log_decay_pair(args.log_decay, shape, place, first_token + r, first_channel + 2 * i);
+          const float2 log = log_decay_pair(static_cast<const G*>(args.log_decay), shape, place,
+                                            first_token + r, first_channel + 2 * i);
           const float2 x = pair(rows, place.key_head, first_token + r, first_channel + 2 * i);
           decayed[i].x *= exp2_approx(log.x * kLog2E);
           decayed[i].y *= exp2_approx(log.y * kLog2E);
@@ -253,16 +254,17 @@ __device__ void store_inverse_in_two(const System& system, const DeltaRulePrepar
   }
 }
 
-// On a multiprocessor. A fourth, which shared memory has room for on some devices, would leave threads 64
-// registers: their spills cost more than its warps hide.
-constexpr int kBlocksAtOnce = 3;
+// On a multiprocessor. A fourth leaves threads 64 registers, too few to hold log-decays of fp32.
+template <typename G>
+constexpr int kBlocksAtOnce = sizeof(G) == 2 ? 4 : 2;
 
-template <int KP>
-__global__ void __launch_bounds__(kChannelThreads, kBlocksAtOnce)
+/// G: type of the log-decays.
+template <int KP, typename G>
+__global__ void __launch_bounds__(kChannelThreads, kBlocksAtOnce<G>)
     delta_rule_channel_prepare_kernel(const __grid_constant__ DeltaRuleChannelPrepareArgs args) {
+  using Pairs = ChannelPairs<KP>;
   let_next_kernel_start();
-  const ChannelPairs<KP> part(args, dynamic_shared());
-  float logs[ChannelPairs<KP>::kRows][4];
+  const Pairs part(args, dynamic_shared());
   {
     const ChunkPlace place = place_from_end(args.in.shape);
     if (!place.exists) {
@@ -270,23 +272,22 @@ __global__ void __launch_bounds__(kChannelThreads, kBlocksAtOnce)
       if (threadIdx.x == 0) args.anchored[place.slot(args.in.shape)] = (1 << kSubBlocks) - 1;
       return;
     }
-    part.load_logs(place, logs);
-    part.queue_copies(place);
+    part.template queue_copies<G>(place);
     part.keep(place);
   }
   copy_async_wait<0>();
   __syncthreads();
+  float before[4];
+  part.template sum_logs<G>(before);
   part.find_norms();
-  part.sum_logs(logs);
   __syncthreads();  // tiles as given are done with; all sums are there
   if (part.has_channels()) {
     if (part.own_write_key)
-      part.template decay_columns<true>(logs);
+      part.template decay_tiles<true, G>(before);
     else
-      part.template decay_columns<false>(logs);
+      part.template decay_tiles<false, G>(before);
     const int inverse = part.inverse_columns(part.own_half());
-    if (inverse < kSubBlock) part.end_columns(logs, inverse);
-    part.decay_rows(logs);
+    if (inverse < kSubBlock) part.template end_columns<G>(inverse);
   }
   part.find_between();
   __syncthreads();  // all tiles are there
@@ -295,7 +296,7 @@ __global__ void __launch_bounds__(kChannelThreads, kBlocksAtOnce)
   const uint32_t common = part.common_notes();
   if ((common & kAllInverse) == 0) {
     const int inverse = min(part.inverse_columns(0), part.inverse_columns(1));
-    if (inverse < kSubBlock) part.add_strong_pairs(within, inverse);
+    if (inverse < kSubBlock) part.template add_strong_pairs<G>(within, inverse);
     __syncthreads();
     part.turn_columns();
     __syncthreads();
@@ -328,8 +329,16 @@ void launch(const DeltaRuleChannelPrepareArgs& args, CUstream_st* stream) {
   if (shape.num_chunks * shape.num_value_heads == 0) return;
   by_key_size(shape, [&](auto padded) {
     constexpr int KP = decltype(padded)::value;
-    launch_kernel(delta_rule_channel_prepare_kernel<KP>, grid_of_chunks(shape), kChannelThreads,
-                  ChannelPrepareMemory<KP>::kBytes, args, stream);
+    const auto launch_with = [&](auto number) {
+      using G = decltype(number);
+      launch_kernel(delta_rule_channel_prepare_kernel<KP, G>, grid_of_chunks(shape), kChannelThreads,
+                    ChannelPrepareMemory<KP>::template bytes<G>(args.in.write_key.data != nullptr), args,
+                    stream);
+    };
+    if (args.bf16_log_decay)
+      launch_with(__nv_bfloat16{});
+    else
+      launch_with(float{});
   });
 }
 

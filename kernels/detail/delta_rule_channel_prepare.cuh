@@ -40,7 +40,16 @@ struct ChannelPrepareMemory {
   static constexpr int kTotals = kVectors + 4 * kVectorBytes;     // [4, KP] log-decays of 16 tokens
   static constexpr int kBetween = kTotals + kSubBlocks * KP * 4;  // [6, KP] decays of columns to later rows
   static_assert(System::kBytes <= 3 * kTileBytes);
-  static constexpr int kBytes = kBetween + 6 * KP * 2;
+  // Log-decays of type G: bf16 in the place of the columns, while no write key is; else behind everything.
+  static constexpr int kEnd = kBetween + 6 * KP * 2;
+  template <typename G>
+  __host__ __device__ static constexpr int logs(bool own_write_key) {
+    return sizeof(G) == 2 && !own_write_key ? kColumns : (kEnd + 1023) / 1024 * 1024;
+  }
+  template <typename G>
+  static constexpr int bytes(bool own_write_key) {
+    return max(kEnd, logs<G>(own_write_key) + kChunk * KP * static_cast<int>(sizeof(G)));
+  }
 };
 
 /// A chunk as a block of the first pass has it: its tiles, which first hold rows as given and then carry the
@@ -93,10 +102,12 @@ struct ChannelChunk {
   }
   /// The lane's channels in the tile of q at its first token; at its token r; those of other tiles lie a
   /// constant beyond.
+  template <typename Number = __nv_bfloat16>
   __device__ uint32_t lane_address() const {
     const int thread = static_cast<int>(threadIdx.x);
     const int row = thread / 32 % kSubBlocks * kSubBlock + (thread & 16) / 2;
-    return base + thread / 128 * kPanelBytes + row * 128 + thread % 16 * 8;
+    const int offset = (thread / 128 * 64 + thread % 16 * 4) * static_cast<int>(sizeof(Number));  // of a row
+    return base + offset / 128 * kPanelBytes + row * 128 + offset % 128;
   }
   __device__ static uint32_t address(uint32_t first, int r) { return (first ^ (r << 4)) + r * 128; }
   /// Keys padded to 64 leave half of the warps without channels.
@@ -126,10 +137,9 @@ struct ChannelChunk {
     return place_of(shape, chunk, static_cast<int>(slot() - chunk * shape.num_value_heads));
   }
   __device__ int rows() const { return static_cast<int>(read_shared_bits(kept_place() + 24)); }
-  /// The lane's first token and channel in a [N, HV, K]; between tokens.
-  template <typename T>
-  __device__ T* own_numbers(T* numbers) const {
-    return numbers + kept(1) + (static_cast<uint32_t>(own_row()) * row_stride() + own_channel());
+  /// The number of the lane's first token and channel in a [N, HV, K]; of numbers between tokens.
+  __device__ int64_t own_number() const {
+    return kept(1) + (static_cast<uint32_t>(own_row()) * row_stride() + own_channel());
   }
   __device__ uint32_t row_stride() const {
     return static_cast<uint32_t>(shape.num_value_heads) * static_cast<uint32_t>(shape.key_size);
@@ -141,18 +151,27 @@ struct ChannelChunk {
   static constexpr int kBlockBytes = kSubBlock * 128;
   __device__ static uint32_t step_of(uint32_t address, int step) { return address ^ (step << 5); }
 
+  template <int Columns>
+  __device__ static void queue_rows(const RowTile<Columns>& tile, const __nv_bfloat16* source,
+                                    int64_t row_stride, int num_rows, int columns) {
+    if (num_rows == kChunk && columns == Columns)
+      copy_all_rows_async<kChannelThreads>(tile, source, row_stride);
+    else
+      copy_rows_async<kChannelThreads>(tile, source, row_stride, num_rows, columns);
+  }
+  template <typename G>
   __device__ void queue_copies(const ChunkPlace& place) const {
     const auto copy = [&](const RowTile<KP>& tile, const DeltaRuleRows& rows, int head) {
-      const __nv_bfloat16* source = rows_at(rows, place.token, head);
-      if (place.rows == kChunk && shape.key_size == KP)
-        copy_all_rows_async<kChannelThreads>(tile, source, rows.token_stride);
-      else
-        copy_rows_async<kChannelThreads>(tile, source, rows.token_stride, place.rows, shape.key_size);
+      queue_rows(tile, rows_at(rows, place.token, head), rows.token_stride, place.rows, shape.key_size);
     };
     // Found here rather than with the place: where there are as many heads nothing is divided.
     const int key_head = shape.num_key_heads == shape.num_value_heads
                              ? place.head
                              : place.head / (shape.num_value_heads / shape.num_key_heads);
+    constexpr int kWords = static_cast<int>(sizeof(G)) / 2;  // of 16 bits, as which log-decays are copied
+    queue_rows(RowTile<KP * kWords>{base + Memory::template logs<G>(own_write_key)},
+               static_cast<const __nv_bfloat16*>(args.log_decay) + log_decay_at(shape, place, 0, 0) * kWords,
+               row_stride() * kWords, place.rows, shape.key_size * kWords);
     copy(q(), args.in.q, key_head);
     copy(k(), args.in.k, key_head);
     if (own_write_key) copy(w(), args.in.write_key, place.head);
@@ -161,45 +180,68 @@ struct ChannelChunk {
     copy_async_commit();
   }
 
-  /// The lane's log-decays, loaded before the tiles are queued: registers hold them until the norms are done.
-  __device__ void load_logs(const ChunkPlace& place, float (&out)[kRows][4]) const {
-    const int first_row = own_row();
-    const int channel = own_channel();
-    const int valid = has_channels() && channel < shape.key_size ? place.rows - first_row : 0;
-    const float* source = args.log_decay + log_decay_at(shape, place, 0, 0) +
-                          (static_cast<uint32_t>(first_row) * row_stride() + channel);
+  /// The lane's log-decays of its token r, from shared memory.
+  template <typename G>
+  __device__ float4 read_logs(int r) const {
+    if (!has_channels()) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const uint32_t at = address(lane_address<G>() + Memory::template logs<G>(own_write_key), r);
+    if constexpr (sizeof(G) == 4) return read_shared_4(at);
+    const uint2 words = read_tile(at);
+    const float2 low = unpack_bf16(words.x);
+    const float2 high = unpack_bf16(words.y);
+    return make_float4(low.x, low.y, high.x, high.y);
+  }
+  /// Calls visit(r, log-decays over the sub-block until token r) for the lane's tokens; `before`: those until
+  /// its first one, read(r): those of token r.
+  template <class Read, class Visit>
+  __device__ static void walk(const float (&before)[4], const Read& read, const Visit& visit) {
+    float sums[4] = {before[0], before[1], before[2], before[3]};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out[r][i] = 0.0f;
-      if (r < valid) load_four(out[r], source + r * row_stride());
+      const float4 own = read(r);
+      sums[0] += fmaxf(own.x, kSmallestChannelDecay);
+      sums[1] += fmaxf(own.y, kSmallestChannelDecay);
+      sums[2] += fmaxf(own.z, kSmallestChannelDecay);
+      sums[3] += fmaxf(own.w, kSmallestChannelDecay);
+      visit(r, sums);
     }
   }
+  /// Log-decays over the lane's tokens and over the other lane's of the same sub-block and channels.
+  template <class Read>
+  __device__ static void sum_halves(const Read& read, float (&own)[4], float (&other)[4]) {
+    walk({0.0f, 0.0f, 0.0f, 0.0f}, read, [&](int, const float(&sums)[4]) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) own[i] = sums[i];
+    });
+#pragma unroll
+    for (int i = 0; i < 4; ++i) other[i] = __shfl_xor_sync(0xffffffffu, own[i], 16);
+  }
+  /// Log-decays until the lane's first token, of those over the other lane's.
+  __device__ static void keep_earlier(float (&other)[4]) {
+#pragma unroll
+    for (float& x : other) x = own_lane() >= 16 ? x : 0.0f;
+  }
+  /// A sum of log-decays to base 2, plus kChannelExponent.
+  __device__ static float exponent(float sum) { return fmaf(sum, kLog2E, kChannelExponent); }
 
-  /// Log-decays, as loaded, to base 2 of the lane's channels, summed from the sub-block's start to each of
-  /// its tokens, and kChannelExponent; over the whole sub-block to shared memory.
-  __device__ void sum_logs(float (&out)[kRows][4]) const {
+  /// Log-decays until the lane's first token; those to base 2 over the whole sub-block to shared memory.
+  template <typename G>
+  __device__ void sum_logs(float (&before)[4]) const {
     const int channel = own_channel();
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        out[r][i] = fmaf(fmaxf(out[r][i], kSmallestChannelDecay), kLog2E, r > 0 ? out[r - 1][i] : 0.0f);
+    const bool second = own_lane() >= 16;
+    const auto read = [this](int r) { return read_logs<G>(r); };
+    float own[4];
+    sum_halves(read, own, before);
     float middle[4];
     float last[4];
-    const int lane = own_lane();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float own = out[kRows - 1][i];
-      const float other = __shfl_xor_sync(0xffffffffu, own, 16);
-      const float before = (lane >= 16 ? other : 0.0f) + kChannelExponent;
-      middle[i] = lane >= 16 ? other : own;
-      last[i] = own + other;
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) out[r][i] += before;
+      middle[i] = (second ? before[i] : own[i]) * kLog2E;
+      last[i] = (own[i] + before[i]) * kLog2E;
     }
-    note_columns(out, middle, last);
-    if (!has_channels() || lane >= 16) return;
+    keep_earlier(before);
+    note_columns(read, before, middle, last);
+    if (!has_channels() || second) return;
     const uint32_t target = total(own_block(), channel);
     write_shared_2(target, last[0], last[1]);
     write_shared_2(target + 8, last[2], last[3]);
@@ -207,7 +249,8 @@ struct ChannelChunk {
 
   /// Notes how many of the warp's tokens, from the first, have columns that carry the inverse of their
   /// decays, whether all have, and whether one anchor will serve them in the backward.
-  __device__ void note_columns(const float (&logs)[kRows][4], const float (&middle)[4],
+  template <class Read>
+  __device__ void note_columns(const Read& read, const float (&before)[4], const float (&middle)[4],
                                const float (&last)[4]) const {
     bool mild = true;
     bool all = true;
@@ -221,11 +264,12 @@ struct ChannelChunk {
     all = __all_sync(0xffffffffu, all ? 1 : 0) != 0;
     unsigned beyond = 0;
     if (!all) {
+      walk(before, read, [&](int, const float(&sums)[4]) {
+        bool within = true;
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const float least = fminf(fminf(logs[r][0], logs[r][1]), fminf(logs[r][2], logs[r][3]));
-        beyond += least < kChannelExponent - kLargestColumn ? 1 : 0;
-      }
+        for (int i = 0; i < 4; ++i) within = within && exponent(sums[i]) >= kChannelExponent - kLargestColumn;
+        beyond += within ? 0 : 1;
+      });
       beyond += __shfl_xor_sync(0xffffffffu, beyond, 16);
       beyond = __reduce_max_sync(0xffffffffu, beyond);
     }
@@ -258,21 +302,20 @@ struct ChannelChunk {
     const int first = own_block() * kSubBlock + own_half() * 8;
     const auto tile_of = [](int which) { return which == 0 ? Memory::kQuery : Memory::kKey; };
     const uint32_t both_rows = q().piece(first + (lane & 7), (lane >> 4) * 8) + tile_of((lane >> 3) & 1);
-    const uint32_t tokens = q().piece(first + (lane & 7), ((lane >> 3) & 1) * 8);
-    const uint32_t both = tokens + tile_of(lane >> 4);
+    const uint32_t writes = q().piece(first + (lane & 7), ((lane >> 3) & 1) * 8) + Memory::kColumns;
 #pragma unroll
     for (int panel = 0; panel < KP / 64; ++panel)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        uint32_t a[4];
-        uint32_t b[4];
-        load_blocks(a, step_of(both_rows, i) + panel * kPanelBytes);
-        load_blocks(b, step_of(both, i) + panel * kPanelBytes);
-        mma_bf16(of_query, a, b[0], b[1]);
-        mma_bf16(of_key, a, b[2], b[3]);
+        // A token's numbers are in the same registers as a row and as a column.
+        uint32_t rows[4];
+        load_blocks(rows, step_of(both_rows, i) + panel * kPanelBytes);
+        mma_bf16(of_query, rows, rows[0], rows[2]);
+        mma_bf16(of_key, rows, rows[1], rows[3]);
         if (!own_write_key) continue;
-        load_blocks(b, step_of(tokens, i) + panel * kPanelBytes + Memory::kColumns);
-        mma_bf16(of_write, a, b[0], b[1]);
+        uint32_t write[4];
+        load_blocks(write, step_of(writes, i) + panel * kPanelBytes);
+        mma_bf16(of_write, rows, write[0], write[1]);
       }
     const int g = lane >> 2;
     if ((g >> 1) != (lane & 3)) return;  // the pair of columns has not the row's own
@@ -314,111 +357,118 @@ struct ChannelChunk {
     out[3] += x.w;
   }
 
-  /// The lane's channels and tokens of a decayed [N, HV, K].
+  /// The lane's channels and tokens of the decayed [N, HV, K].
   class RowsOut {
    public:
-    __device__ RowsOut(const ChannelChunk& part, __nv_bfloat16* rows)
-        : target_(reinterpret_cast<char*>(part.own_numbers(rows))),
-          stride_(2 * part.row_stride()),
+    __device__ explicit RowsOut(const ChannelChunk& part)
+        : first_(part.own_number()),
+          stride_(part.row_stride()),
           count_(own_channel() < part.shape.key_size ? part.rows() - own_row() : 0) {}
-    __device__ void store(int r, uint2 words) const {
-      if (r < count_) *reinterpret_cast<uint2*>(target_ + static_cast<uint64_t>(stride_) * r) = words;
+    __device__ void store(__nv_bfloat16* rows, int r, uint2 words) const {
+      if (r < count_) *reinterpret_cast<uint2*>(rows + (first_ + static_cast<uint64_t>(stride_) * r)) = words;
     }
 
    private:
-    char* target_;
+    int64_t first_;
     uint32_t stride_;
     int count_;
   };
 
-  /// Columns with the inverse of the decays within 16 tokens; and, to global memory, the write key with those
-  /// until the chunk's end.
-  template <bool kOwnWriteKey>
-  __device__ void decay_columns(const float (&logs)[kRows][4]) const {
+  /// Rows with the decays and columns with the inverse of the decays within 16 tokens; and, to global memory,
+  /// rows with the decays since the chunk's start and the write key with those until its end.
+  template <bool kOwnWriteKey, typename G>
+  __device__ void decay_tiles(const float (&before)[4]) const {
     const int block = own_block();
-    // Log-decays from the start of the warp's tokens to the end of the chunk.
-    float until_end[4] = {};
+    float until_end[4] = {};   // log-decays from the start of the warp's tokens to the end of the chunk
+    float from_start[4] = {};  // of all sub-blocks before; then decays, less the power of the rows
 #pragma unroll
-    for (int of = 0; of < kSubBlocks; ++of)
-      if (of >= block) add_total(until_end, of);
+    for (int of = 0; of < kSubBlocks; ++of) {
+      if (of >= block)
+        add_total(until_end, of);
+      else
+        add_total(from_start, of);
+    }
     if (block == 0 && own_lane() < 16) {
       float* to = args.chunk_decay + slot() * KP + own_channel();
       *reinterpret_cast<float4*>(to) = make_float4(exp2_approx(until_end[0]), exp2_approx(until_end[1]),
                                                    exp2_approx(until_end[2]), exp2_approx(until_end[3]));
     }
 #pragma unroll
-    for (float& x : until_end) x += kChannelExponent;  // as `logs` are
-    const RowsOut out(*this, args.write_key);
+    for (int i = 0; i < 4; ++i) {
+      until_end[i] += kChannelExponent;  // as `exponent` has it
+      from_start[i] = exp2_approx(from_start[i]) * kChannelRowScale;
+    }
+    const RowsOut out(*this);
     const uint32_t first = lane_address();
     const uint32_t norms = k_rstd() + own_row() * 4;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const uint2 write = read_tile(address(first, r) + (kOwnWriteKey ? Memory::kColumns : Memory::kKey));
+    const auto read = [this](int r) { return read_logs<G>(r); };
+    walk(before, read, [&](int r, const float(&sums)[4]) {
+      const uint32_t at = address(first, r);
+      const uint2 query = read_tile(at + Memory::kQuery);
+      const uint2 key = read_tile(at + Memory::kKey);
+      const uint2 write = kOwnWriteKey ? read_tile(at + Memory::kColumns) : key;
       const float written = kOwnWriteKey ? 1.0f : read_shared(norms + r * 4);
+      float log[4];
       float factors[4];
 #pragma unroll
+      for (int i = 0; i < 4; ++i) log[i] = exponent(sums[i]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(log[i]);
+      const uint2 from_block = rounded(factors);
+      write_tile(at + Memory::kQuery, multiply(query, from_block));
+      write_tile(at + Memory::kKey, multiply(key, from_block));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) factors[i] *= from_start[i];
+      const uint2 from_chunk = rounded(factors);
+      out.store(args.q, r, multiply(query, from_chunk));
+      out.store(args.k, r, multiply(key, from_chunk));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(-log[i]);
+      write_tile(at + Memory::kColumns, multiply(write, rounded(factors)));
+#pragma unroll
       for (int i = 0; i < 4; ++i) {
-        factors[i] = exp2_approx(until_end[i] - logs[r][i]);
+        factors[i] = exp2_approx(until_end[i] - log[i]);
         if (!kOwnWriteKey) factors[i] *= written;
       }
-      out.store(r, multiply(write, rounded(factors)));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(-logs[r][i]);
-      write_tile(address(first, r) + Memory::kColumns, multiply(write, rounded(factors)));
-    }
+      out.store(args.write_key, r, multiply(write, rounded(factors)));
+    });
   }
 
   /// Columns from `inverse` on, where the inverse may be too large, with the decays until the end of the 16
   /// tokens.
-  __device__ void end_columns(const float (&logs)[kRows][4], int inverse) const {
+  template <typename G>
+  __device__ void end_columns(int inverse) const {
     const ChunkPlace place = place_again();
     const DeltaRuleRows& rows = own_write_key ? args.in.write_key : args.in.k;
     const __nv_bfloat16* source =
         rows_at(rows, place.token, own_write_key ? place.head : place.key_head) + own_channel();
     const int valid = own_channel() < shape.key_size ? place.rows : 0;
+    // The columns may lie over the log-decays.
+    const auto read = [&](int r) {
+      const auto pair = [&](int channel) {
+        return log_decay_pair(static_cast<const G*>(args.log_decay), shape, place, own_row() + r, channel);
+      };
+      const float2 low = pair(own_channel());
+      const float2 high = pair(own_channel() + 2);
+      return make_float4(low.x, low.y, high.x, high.y);
+    };
+    float own[4];
+    float before[4];
+    sum_halves(read, own, before);
+    keep_earlier(before);
     float last[4] = {kChannelExponent, kChannelExponent, kChannelExponent, kChannelExponent};
     add_total(last, own_block());
     const uint32_t first = lane_address();
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    walk(before, read, [&](int r, const float(&sums)[4]) {
       const int row = own_row() + r;
-      if (row % kSubBlock < inverse) continue;
+      if (row % kSubBlock < inverse) return;
       uint2 write = make_uint2(0, 0);
       if (row < valid) write = __ldg(reinterpret_cast<const uint2*>(source + row * rows.token_stride));
-      const float factors[4] = {exp2_approx(last[0] - logs[r][0]), exp2_approx(last[1] - logs[r][1]),
-                                exp2_approx(last[2] - logs[r][2]), exp2_approx(last[3] - logs[r][3])};
-      write_tile(address(first, r) + Memory::kColumns, multiply(write, rounded(factors)));
-    }
-  }
-
-  /// Rows with the decays within 16 tokens; and, to global memory, with those of the chunk.
-  __device__ void decay_rows(const float (&logs)[kRows][4]) const {
-    const int block = own_block();
-    float before[4] = {};  // decays of all sub-blocks before the warp's, less the power of the rows
-#pragma unroll
-    for (int of = 0; of < kSubBlocks - 1; ++of)
-      if (of < block) add_total(before, of);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) before[i] = exp2_approx(before[i]) * kChannelRowScale;
-    const RowsOut out_q(*this, args.q);
-    const RowsOut out_k(*this, args.k);
-    const uint32_t first = lane_address();
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const uint2 query = read_tile(address(first, r) + Memory::kQuery);
-      const uint2 key = read_tile(address(first, r) + Memory::kKey);
       float factors[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(logs[r][i]);
-      const uint2 from_block = rounded(factors);
-      write_tile(address(first, r) + Memory::kQuery, multiply(query, from_block));
-      write_tile(address(first, r) + Memory::kKey, multiply(key, from_block));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) factors[i] *= before[i];
-      const uint2 from_start = rounded(factors);
-      out_q.store(r, multiply(query, from_start));
-      out_k.store(r, multiply(key, from_start));
-    }
+      for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(last[i] - exponent(sums[i]));
+      write_tile(address(first, r) + Memory::kColumns, multiply(write, rounded(factors)));
+    });
   }
 
   /// The decays from columns to the rows of later sub-blocks: those of the tokens between, of columns that

@@ -50,21 +50,23 @@ Problem checked(const DeltaRuleArgs& args) {
   const at::ScalarType type = args.q.scalar_type();
   const at::ScalarType wide = accumulation_type(type);
   const auto check = [&](const char* name, const at::Tensor& tensor, std::initializer_list<int64_t> shape,
-                         at::ScalarType dtype) {
+                         std::initializer_list<at::ScalarType> dtypes) {
     check_shape(kOp, name, tensor, shape);
-    check_dtype(kOp, name, tensor, {dtype});
+    check_dtype(kOp, name, tensor, dtypes);
     check_same_device(kOp, name, tensor, args.q);
   };
-  check("k", args.k, {N, H, K}, type);
-  check("v", args.v, {N, HV, V}, type);
-  check("beta", args.beta, {N, HV}, wide);
-  if (args.write_key.defined()) check("write_key", args.write_key, {N, HV, K}, type);
-  if (args.initial_state.defined()) check("initial_state", args.initial_state, {S, HV, K, V}, wide);
+  check("k", args.k, {N, H, K}, {type});
+  check("v", args.v, {N, HV, V}, {type});
+  check("beta", args.beta, {N, HV}, {wide});
+  if (args.write_key.defined()) check("write_key", args.write_key, {N, HV, K}, {type});
+  if (args.initial_state.defined()) check("initial_state", args.initial_state, {S, HV, K, V}, {wide});
   if (args.log_decay.defined()) {
-    if (args.log_decay.dim() == 3)
-      check("log_decay", args.log_decay, {N, HV, K}, wide);
+    if (args.log_decay.dim() != 3)
+      check("log_decay", args.log_decay, {N, HV}, {wide});
+    else if (type == wide)
+      check("log_decay", args.log_decay, {N, HV, K}, {wide});
     else
-      check("log_decay", args.log_decay, {N, HV}, wide);
+      check("log_decay", args.log_decay, {N, HV, K}, {wide, type});
     // Only where looking at the values does not stall a device.
     if (args.log_decay.is_cpu() && args.log_decay.numel() > 0 &&
         args.log_decay.detach().max().item<double>() > kLogDecayRounding)
@@ -180,7 +182,7 @@ class DeltaRuleFunction : public torch::autograd::Function<DeltaRuleFunction> {
             grads.v.to(type),
             grads.beta,
             grads.write_key.defined() ? grads.write_key.to(type) : grads.write_key,
-            grads.log_decay,
+            grads.log_decay.defined() ? grads.log_decay.to(saved[5].scalar_type()) : grads.log_decay,
             grads.initial_state,
             at::Tensor()};
   }

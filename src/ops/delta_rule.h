@@ -19,7 +19,7 @@ struct DeltaRuleArgs {
   at::Tensor v;              // [N, HV, V] dtype of q
   at::Tensor beta;           // [N, HV] fp32 (float64 with float64 inputs)
   at::Tensor write_key;      // [N, HV, K] dtype of q; undefined: k (after normalisation)
-  at::Tensor log_decay;      // [N, HV] or [N, HV, K], fp32, <= 0, natural log; undefined: no decay
+  at::Tensor log_decay;      // [N, HV] fp32; [N, HV, K] fp32 or dtype of q; <= 0, natural log; undefined: 0
   at::Tensor initial_state;  // [S, HV, K, V] fp32; undefined: zeros
   SequencesPtr sequences;
   std::optional<double> scale;  // of the query; absent: K^-1/2
@@ -35,9 +35,9 @@ struct DeltaRuleOutput {
   at::Tensor final_state;  // [S, HV, K, V] fp32; the initial state for an empty sequence
 };
 
-/// Differentiable in q, k, v, beta, write_key, log_decay and initial_state, from both outputs. Hand-written
-/// backward of the chunk form. Throws UserError for shapes, dtypes and devices that do not fit. Does not
-/// synchronise the device.
+/// Differentiable in q, k, v, beta, write_key, log_decay and initial_state, from both outputs; gradients in
+/// the dtypes of the inputs. Hand-written backward of the chunk form. Throws UserError for shapes, dtypes and
+/// devices that do not fit. Does not synchronise the device.
 DeltaRuleOutput delta_rule(const DeltaRuleArgs& args);
 
 /// Whether a sequence gets the same bits beside any others, no gradients wanted: loops and CUDA kernels go by

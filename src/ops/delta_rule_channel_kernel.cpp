@@ -13,9 +13,9 @@ namespace delta_rule_channel_kernel_detail {
 using delta_rule_kernel_detail::KernelInputs;
 using delta_rule_kernel_detail::pointer;
 
-/// Contiguous and aligned for the kernels' loads of four.
+/// Contiguous and aligned for the kernels' loads.
 at::Tensor log_decay_of(const Problem& problem) {
-  const at::Tensor x = problem.log_decay.contiguous();
+  const at::Tensor x = problem.log_decay.contiguous();  // [N, HV, K] fp32 or bf16
   return reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0 ? x : x.clone();
 }
 
@@ -59,7 +59,8 @@ Forward forward_channel_kernel(const Problem& problem, bool keep) {
   const kernels::DeltaRulePrepared prepared = delta_rule_kernel_detail::prepared_pointers(result);
   const auto decayed = [&](int64_t i) { return pointer<__nv_bfloat16>(result.decayed_rows.select(0, i)); };
   launch(kernels::DeltaRuleChannelPrepareArgs{.in = inputs.in,
-                                              .log_decay = pointer<const float>(log_decay),
+                                              .log_decay = log_decay.const_data_ptr(),
+                                              .bf16_log_decay = log_decay.scalar_type() == at::kBFloat16,
                                               .normalize = problem.normalize,
                                               .out = prepared,
                                               .q = decayed(0),
@@ -110,10 +111,11 @@ Gradients backward_channel_kernel(const Problem& problem, const Forward& kept, c
   const at::Tensor d_k = at::empty({N, HV, K}, bf16);
   grads.v = at::empty(problem.v.sizes(), bf16);
   grads.beta = at::empty({N, HV}, bf16.dtype(at::kFloat));
-  grads.log_decay = at::empty({N, HV, K}, bf16.dtype(at::kFloat));
+  grads.log_decay = at::empty({N, HV, K}, log_decay.options());
   if (problem.write_key.defined()) grads.write_key = at::empty({N, HV, K}, bf16);
   launch(kernels::DeltaRuleChannelGradientsArgs{.in = inputs.in,
-                                                .log_decay = pointer<const float>(log_decay),
+                                                .log_decay = log_decay.const_data_ptr(),
+                                                .bf16_log_decay = log_decay.scalar_type() == at::kBFloat16,
                                                 .normalize = problem.normalize,
                                                 .initial_state = problem.initial_state.defined(),
                                                 .d_o = delta_rule_kernel_detail::rows(upstream),
@@ -130,7 +132,7 @@ Gradients backward_channel_kernel(const Problem& problem, const Forward& kept, c
                                                 .d_v = pointer<__nv_bfloat16>(grads.v),
                                                 .d_write_key = pointer<__nv_bfloat16>(grads.write_key),
                                                 .d_beta = pointer<float>(grads.beta),
-                                                .d_log_decay = pointer<float>(grads.log_decay)},
+                                                .d_log_decay = grads.log_decay.data_ptr()},
          current_stream());
   grads.q = delta_rule_kernel_detail::by_key_head(d_q, problem.k.size(1));
   grads.k = delta_rule_kernel_detail::by_key_head(d_k, problem.k.size(1));

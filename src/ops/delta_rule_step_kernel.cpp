@@ -34,7 +34,7 @@ Forward forward_step(const Problem& problem) {
   const at::Tensor write_key = detail::readable(problem.write_key);  // [N, HV, K] or undefined
   const at::Tensor beta = problem.beta.contiguous();                 // [N, HV]
   at::Tensor log_decay;                                              // [N, HV], [N, HV, K] or undefined
-  if (problem.log_decay.defined()) log_decay = problem.log_decay.contiguous();
+  if (problem.log_decay.defined()) log_decay = problem.log_decay.to(at::kFloat).contiguous();
   at::Tensor initial_state;  // [S, HV, K, V] or undefined
   if (problem.initial_state.defined()) {
     initial_state = problem.initial_state.contiguous();

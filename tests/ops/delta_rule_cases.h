@@ -27,6 +27,7 @@ struct Spec {
   bool write_key = false;
   bool initial_state = false;
   at::ScalarType dtype = at::kDouble;
+  bool decay_in_dtype = false;  // log-decays by channel in `dtype`, not in that of the accumulation
 };
 
 /// Leaves that require grad; unit-variance q, k, v, beta in (0, 1), log-decays around -0.3.
@@ -52,7 +53,8 @@ inline DeltaRuleArgs make(const Spec& spec) {
   }
   if (spec.decay == Decay::kScalar) args.log_decay = leaf(-at::rand({N, spec.HV}, at::kDouble) * 0.6, wide);
   if (spec.decay == Decay::kChannel)
-    args.log_decay = leaf(-at::rand({N, spec.HV, spec.K}, at::kDouble) * 0.6, wide);
+    args.log_decay =
+        leaf(-at::rand({N, spec.HV, spec.K}, at::kDouble) * 0.6, spec.decay_in_dtype ? spec.dtype : wide);
   if (spec.initial_state)
     args.initial_state =
         leaf(normal({static_cast<int64_t>(spec.offsets.size()) - 1, spec.HV, spec.K, spec.V}), wide);

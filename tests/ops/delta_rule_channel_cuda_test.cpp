@@ -24,8 +24,11 @@ Draw spec_of(std::vector<int64_t> offsets, int64_t K, int64_t V) {
 }
 
 DeltaRuleArgs with_gates(DeltaRuleArgs args, const at::Tensor& gates) {
-  args.log_decay =
-      gates.to(at::kFloat).expand_as(args.log_decay).contiguous().detach().set_requires_grad(true);
+  args.log_decay = gates.to(args.log_decay.scalar_type())
+                       .expand_as(args.log_decay)
+                       .contiguous()
+                       .detach()
+                       .set_requires_grad(true);
   return args;
 }
 
@@ -33,10 +36,15 @@ TEST_CASE("the kernels with a decay by channel equal float64 at any length",
           "[delta_rule_channel_cuda][cuda]") {
   const int64_t length = GENERATE(1, 15, 16, 17, 63, 64, 65, 127, 1000);
   const bool write_key = GENERATE(false, true);
-  CAPTURE(length, write_key);
+  const bool bf16_decay = GENERATE(false, true);
+  CAPTURE(length, write_key, bf16_decay);
   Draw spec = spec_of({0, length}, 128, 128);
   spec.write_key = write_key;
-  check_against_float64(draw(spec));
+  spec.decay_in_dtype = bf16_decay;
+  const DeltaRuleArgs args = draw(spec);
+  check_against_float64(args);
+  CHECK(evaluate(delta_rule, args).gradients.at("log_decay").scalar_type() ==
+        (bf16_decay ? at::kBFloat16 : at::kFloat));
 }
 
 TEST_CASE("the kernels with a decay by channel equal float64 at any head size and with grouped heads",
@@ -45,10 +53,12 @@ TEST_CASE("the kernels with a decay by channel equal float64 at any head size an
       {{64, 64}, {128, 256}, {48, 80}, {16, 16}, {112, 192}, {64, 128}, {128, 64}}));
   const bool write_key = GENERATE(false, true);
   const int64_t group = GENERATE(1, 3);
-  CAPTURE(K, V, write_key, group);
+  const bool bf16_decay = GENERATE(false, true);
+  CAPTURE(K, V, write_key, group, bf16_decay);
   Draw spec = spec_of({0, 100, 230}, K, V);
   spec.HV = 2 * group;
   spec.write_key = write_key;
+  spec.decay_in_dtype = bf16_decay;
   spec.scale = 0.7;
   check_against_float64(draw(spec));
 }
@@ -64,7 +74,8 @@ TEST_CASE("the kernels with a decay by channel take keys as given", "[delta_rule
 TEST_CASE("the kernels equal float64 in every regime of the decay by channel",
           "[delta_rule_channel_cuda][cuda]") {
   const bool write_key = GENERATE(false, true);
-  CAPTURE(write_key);
+  const bool bf16_decay = GENERATE(false, true);
+  CAPTURE(write_key, bf16_decay);
   // Many sequences: under strong decays almost all of dk is the last token's, and that one number, the
   // product of its F with the E before it; where its 128 terms happen to cancel, so do the digits of any bf16
   // form.
@@ -72,10 +83,11 @@ TEST_CASE("the kernels equal float64 in every regime of the decay by channel",
   for (int i = 0; i < 12; ++i) offsets.push_back(offsets.back() + (i % 2 == 0 ? 70 : 160));
   Draw spec = spec_of(offsets, 128, 128);
   spec.write_key = write_key;
+  spec.decay_in_dtype = bf16_decay;
   DeltaRuleArgs args = draw(spec);
   // Small, so that under strong decays the first token's gradients are not all there is.
   args.initial_state = (0.05 * args.initial_state.detach()).set_requires_grad(true);
-  const at::TensorOptions fp32 = args.log_decay.options().requires_grad(false);
+  const at::TensorOptions fp32 = args.beta.options().requires_grad(false);
   const at::IntArrayRef shape = args.log_decay.sizes();
   const auto uniform = [&] { return at::rand(shape, fp32); };
   const auto every = [&](double value) { return at::full(shape, value, fp32); };
@@ -111,9 +123,12 @@ TEST_CASE("the kernels with a decay by channel equal float64 in packs", "[delta_
   for (const std::vector<int64_t>& offsets :
        {std::vector<int64_t>{0, 0, 5, 5, 6, 7, 781, 1000, 1000}, many}) {
     CAPTURE(offsets.size());
-    Draw spec = spec_of(offsets, 64, 64);
-    spec.write_key = true;
-    check_against_float64(draw(spec));
+    for (const bool bf16_decay : {false, true}) {
+      Draw spec = spec_of(offsets, 64, 64);
+      spec.write_key = true;
+      spec.decay_in_dtype = bf16_decay;
+      check_against_float64(draw(spec));
+    }
   }
 }
 
@@ -138,6 +153,7 @@ TEST_CASE("the first token of a sequence has no use for its decay without an ini
           "[delta_rule_channel_cuda][cuda]") {
   Draw spec = spec_of({0, 70, 71, 300}, 64, 64);
   spec.initial_state = false;
+  spec.decay_in_dtype = GENERATE(false, true);
   const DeltaRuleArgs args = draw(spec);
   check_against_float64(args);
   const at::Tensor gradient = evaluate(delta_rule, args).gradients.at("log_decay");
@@ -164,6 +180,7 @@ TEST_CASE("the kernels with a decay by channel give the same bits again and for 
           "[delta_rule_channel_cuda][cuda]") {
   Draw spec = spec_of({0, 100, 333}, 64, 128);
   spec.write_key = true;
+  spec.decay_in_dtype = GENERATE(false, true);
   const DeltaRuleArgs plain = draw(spec);
   const auto first = named(evaluate(delta_rule, plain));
   const auto check_same = [&](const DeltaRuleArgs& args) {

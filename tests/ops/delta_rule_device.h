@@ -40,6 +40,7 @@ struct Draw {
   bool write_key = false;      // near the normalised key
   bool initial_state = true;
   at::ScalarType dtype = at::kBFloat16;
+  bool decay_in_dtype = false;  // log-decays by channel in `dtype`, not in fp32
   std::optional<double> scale;
 };
 
@@ -75,7 +76,7 @@ inline DeltaRuleArgs draw(const Draw& spec) {
     if (spec.decay == Decay::kChannel) shape.push_back(spec.K);
     at::Tensor gate = at::log_sigmoid(values(shape)) / spec.gate_divisor;
     if (spec.gate_zero_share > 0) gate.masked_fill_(at::rand(shape, fp32) <= spec.gate_zero_share, 0);
-    args.log_decay = leaf(gate.clamp_min(spec.gate_floor), at::kFloat);
+    args.log_decay = leaf(gate.clamp_min(spec.gate_floor), spec.decay_in_dtype ? spec.dtype : at::kFloat);
   }
   if (spec.initial_state)
     args.initial_state =

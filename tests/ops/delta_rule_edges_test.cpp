@@ -266,6 +266,22 @@ TEST_CASE("arguments that do not fit delta_rule are refused by name", "[delta_ru
   bad = good;
   bad.log_decay = good.log_decay.detach().exp();
   CHECK(refusal(bad).find("delta_rule: log_decay: expected natural logarithms <= 0") == 0);
+  const auto decay_refusal = [&](at::ScalarType inputs, Decay decay, at::ScalarType given) {
+    DeltaRuleArgs args =
+        make({.offsets = {0, 4}, .H = 2, .HV = 4, .K = 3, .V = 2, .decay = decay, .dtype = inputs});
+    args.log_decay = args.log_decay.detach().to(given);
+    return refusal(args);
+  };
+  CHECK(decay_refusal(at::kBFloat16, Decay::kChannel, at::kFloat) == "accepted");
+  CHECK(decay_refusal(at::kBFloat16, Decay::kChannel, at::kBFloat16) == "accepted");
+  CHECK(decay_refusal(at::kBFloat16, Decay::kChannel, at::kHalf) ==
+        "delta_rule: log_decay: expected dtype Float, BFloat16, got Half");
+  CHECK(decay_refusal(at::kBFloat16, Decay::kScalar, at::kBFloat16) ==
+        "delta_rule: log_decay: expected dtype Float, got BFloat16");
+  CHECK(decay_refusal(at::kFloat, Decay::kChannel, at::kBFloat16) ==
+        "delta_rule: log_decay: expected dtype Float, got BFloat16");
+  CHECK(decay_refusal(at::kDouble, Decay::kChannel, at::kFloat) ==
+        "delta_rule: log_decay: expected dtype Double, got Float");
   bad = good;
   bad.sequences = Sequences::equal(1, 5, at::kCPU);
   CHECK(refusal(bad).find("delta_rule: q: expected the 5 tokens of the sequences, got 4") == 0);

@@ -88,7 +88,7 @@ inline DeltaRuleOutput chunk_form(const DeltaRuleArgs& args) {
       at::Tensor to_end = from_start;
       at::Tensor whole = from_start;
       if (args.log_decay.defined()) {
-        const at::Tensor gate = chunk(args.log_decay);
+        const at::Tensor gate = as_given(chunk(args.log_decay));
         sums = (gate.dim() == 2 ? gate.unsqueeze(2) : gate).cumsum(1);
         const at::Tensor last = sums.narrow(1, C - 1, 1);
         from_start = sums.exp();

@@ -73,6 +73,28 @@ TEST_CASE("one token a sequence equals float64 with every decay, write key, stat
     }
 }
 
+TEST_CASE("a step takes log-decays by channel in bf16 as those in fp32", "[delta_rule_step][cuda]") {
+  const at::NoGradGuard no_grad;
+  const DeltaRuleArgs narrow = to_device(make({.offsets = {0, 1, 1, 2, 3},
+                                               .H = 2,
+                                               .HV = 4,
+                                               .K = 128,
+                                               .V = 128,
+                                               .decay = Decay::kChannel,
+                                               .write_key = true,
+                                               .initial_state = true,
+                                               .dtype = at::kBFloat16,
+                                               .decay_in_dtype = true}),
+                                         kStepDevice);
+  REQUIRE(narrow.log_decay.scalar_type() == at::kBFloat16);
+  DeltaRuleArgs wide = narrow;
+  wide.log_decay = narrow.log_decay.to(at::kFloat);
+  const DeltaRuleOutput a = delta_rule(narrow);
+  const DeltaRuleOutput b = delta_rule(wide);
+  CHECK(at::equal(a.o, b.o));
+  CHECK(at::equal(a.final_state, b.final_state));
+}
+
 TEST_CASE("one token equals float64 at many sequences and heads", "[delta_rule_step][cuda]") {
   struct Row {
     int64_t S, H, D;

@@ -1,5 +1,6 @@
 // The delta rule against its token recurrence in float64 and against finite differences: every decay, write
 // key, state, length and pack.
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,39 @@ TEST_CASE(
   args.l2_normalize = normalize;
   args.scale = 0.7;
   check_equal(run(delta_rule, args), run(delta_rule_ref, args), kFloat64Rounding);
+}
+
+TEST_CASE("log-decays by channel in bf16 count as the same numbers in fp32, their gradient is rounded once",
+          "[delta_rule]") {
+  const bool write_key = GENERATE(false, true);
+  const DeltaRuleArgs narrow = make({.offsets = {0, 1, 1, 66, 140},
+                                     .H = 2,
+                                     .HV = 4,
+                                     .K = 16,
+                                     .V = 8,
+                                     .decay = Decay::kChannel,
+                                     .write_key = write_key,
+                                     .initial_state = true,
+                                     .dtype = at::kBFloat16,
+                                     .decay_in_dtype = true});
+  REQUIRE(narrow.log_decay.scalar_type() == at::kBFloat16);
+  DeltaRuleArgs wide = narrow;
+  wide.log_decay = narrow.log_decay.detach().to(at::kFloat).set_requires_grad(true);
+  const auto chunked = [](const DeltaRuleArgs& args) { return delta_rule_chunked(args); };
+  for (const auto& op : {std::function<DeltaRuleOutput(const DeltaRuleArgs&)>(delta_rule),
+                         std::function<DeltaRuleOutput(const DeltaRuleArgs&)>(delta_rule_ref),
+                         std::function<DeltaRuleOutput(const DeltaRuleArgs&)>(chunked)}) {
+    const Result of_narrow = run(op, narrow);
+    const Result of_wide = run(op, wide);
+    CHECK(at::equal(of_narrow.o, of_wide.o));
+    CHECK(at::equal(of_narrow.final_state, of_wide.final_state));
+    for (const auto& [name, gradient] : of_wide.gradients) {
+      INFO(name);
+      const at::Tensor& found = of_narrow.gradients.at(name);
+      CHECK(found.scalar_type() == (name == "log_decay" ? at::kBFloat16 : gradient.scalar_type()));
+      CHECK(at::equal(found, gradient.to(found.scalar_type())));
+    }
+  }
 }
 
 TEST_CASE("delta_rule_chunked equals the token recurrence whatever the chunk length", "[delta_rule]") {

@@ -19,7 +19,7 @@ struct Problem {
   at::Tensor v;              // [N, HV, V]
   at::Tensor beta;           // [N, HV] accumulation dtype
   at::Tensor write_key;      // [N, HV, K] or undefined: k
-  at::Tensor log_decay;      // [N, HV], [N, HV, K] or undefined
+  at::Tensor log_decay;      // [N, HV], [N, HV, K] or undefined; the latter also in the dtype of v
   at::Tensor initial_state;  // [S, HV, K, V] or undefined
   SequencesPtr sequences;
   double scale = 1;
@@ -56,9 +56,9 @@ struct Forward {
   at::Tensor anchored;
 };
 
-/// In the accumulation dtype. Gradients of q and k are with respect to the normalised vectors, summed over
-/// the value heads of a group. `write_key` is undefined when the problem has none (then part of k); likewise
-/// the decay.
+/// In the accumulation dtype, or those of the inputs. Gradients of q and k are with respect to the normalised
+/// vectors, summed over the value heads of a group. `write_key` is undefined when the problem has none (then
+/// part of k); likewise the decay.
 struct Gradients {
   at::Tensor q;              // [N, H, K]
   at::Tensor k;              // [N, H, K]

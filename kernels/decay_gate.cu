@@ -1,7 +1,8 @@
 // The log decay of gated backbones (docs/ops/decay_gate.md, eq. 1-7): a thread has 16 bytes of a row's
-// columns and walks down the rows of its block, so that sums over rows stay in registers. Memory-bound: 6
-// bytes a number forward and 8 backward with bf16. The split into blocks depends on the number of rows alone,
-// and with it the order of the sums: a block's rows, then the blocks. Any architecture from sm_80.
+// columns and walks down the rows of its block, so that sums over rows stay in registers. Memory-bound: 4
+// bytes a number forward and 6 backward where a and g are bf16, 6 and 8 where g is fp32. The split into
+// blocks depends on the number of rows alone, and with it the order of the sums: a block's rows, then the
+// blocks. Any architecture from sm_80.
 #include "kernels/decay_gate.h"
 
 #include <cuda_bf16.h>
@@ -121,7 +122,8 @@ struct Walk {
   }
 };
 
-template <typename T, int V, bool Bounded>
+/// T: number of a and d_a, of which a thread has V columns; G: of g and d_g.
+template <typename T, typename G, int V, bool Bounded>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(const __grid_constant__ DecayGateForwardArgs args) {
   const DecayGateInputs& in = args.in;
@@ -135,12 +137,12 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int i = 0; i < V; ++i)
         values[i] = Gate<Bounded>(values[i] + walk.bias[i], walk.rate, in.lower_bound).value;
-      walk.template store<float>(args.g, j, values);
+      walk.template store<G>(args.g, j, values);
     }
   }
 }
 
-template <typename T, int V, bool Bounded>
+template <typename T, typename G, int V, bool Bounded>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocksHeld)
     backward_kernel(const __grid_constant__ DecayGateBackwardArgs args) {
   const DecayGateInputs& in = args.in;
@@ -150,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocksHeld)
   if (walk.left <= 0) return;
   for (; walk.left > 0; walk.next()) {
     Row<T, V> rows[kRowsAtOnce];
-    Row<float, V> upstream[kRowsAtOnce];
+    Row<G, V> upstream[kRowsAtOnce];
     walk.load(in.a, in.row_stride, rows);
     walk.load(args.d_g, walk.width, upstream);
 #pragma unroll
@@ -184,17 +186,22 @@ int columns_of_thread(const DecayGateInputs& in, const Pointers*... others) {
              : 1;
 }
 
-/// Calls call(T(), V, Bounded) for what the inputs need, the latter two as integral constants.
+/// Calls call(T(), G(), V, Bounded) for what the inputs need, the latter two as integral constants.
 template <typename Call>
 void specialize(const DecayGateInputs& in, int columns, const Call& call) {
-  const auto by_bound = [&](auto number, auto count) {
-    in.bounded ? call(number, count, std::true_type()) : call(number, count, std::false_type());
+  const auto by_bound = [&](auto number, auto gate, auto count) {
+    in.bounded ? call(number, gate, count, std::true_type()) : call(number, gate, count, std::false_type());
   };
-  const auto by_columns = [&](auto number, auto whole) {
-    columns > 1 ? by_bound(number, whole) : by_bound(number, std::integral_constant<int, 1>());
+  const auto by_columns = [&](auto number, auto gate, auto whole) {
+    columns > 1 ? by_bound(number, gate, whole) : by_bound(number, gate, std::integral_constant<int, 1>());
   };
-  in.bf16 ? by_columns(__nv_bfloat16(), std::integral_constant<int, 8>())
-          : by_columns(float(), std::integral_constant<int, 4>());
+  const std::integral_constant<int, 8> eight;
+  if (!in.bf16)
+    by_columns(float(), float(), std::integral_constant<int, 4>());
+  else if (in.bf16_gates)
+    by_columns(__nv_bfloat16(), __nv_bfloat16(), eight);
+  else
+    by_columns(__nv_bfloat16(), float(), eight);
 }
 
 template <typename Args>
@@ -216,12 +223,13 @@ int64_t decay_gate_num_partials(int64_t num_rows) {
 void launch(const DecayGateForwardArgs& args, CUstream_st* stream) {
   namespace detail = decay_gate_detail;
   if (args.in.num_rows == 0 || args.in.num_heads * args.in.num_channels == 0) return;
-  detail::specialize(args.in, detail::columns_of_thread(args.in, args.g),
-                     [&](auto number, auto columns, auto bounded) {
-                       constexpr int V = decltype(columns)::value;
-                       detail::queue(detail::forward_kernel<decltype(number), V, decltype(bounded)::value>,
-                                     args, detail::kForwardRows, V, stream);
-                     });
+  detail::specialize(
+      args.in, detail::columns_of_thread(args.in, args.g),
+      [&](auto number, auto gate, auto columns, auto bounded) {
+        constexpr int V = decltype(columns)::value;
+        detail::queue(detail::forward_kernel<decltype(number), decltype(gate), V, decltype(bounded)::value>,
+                      args, detail::kForwardRows, V, stream);
+      });
 }
 
 void launch(const DecayGateBackwardArgs& args, CUstream_st* stream) {
@@ -230,12 +238,12 @@ void launch(const DecayGateBackwardArgs& args, CUstream_st* stream) {
   if (width == 0) return;
   if (args.in.num_rows > 0)
     detail::specialize(
-        args.in,
-        detail::columns_of_thread(args.in, args.d_g, static_cast<const float*>(args.d_a), args.partials),
-        [&](auto number, auto columns, auto bounded) {
+        args.in, detail::columns_of_thread(args.in, args.d_g, args.d_a, args.partials),
+        [&](auto number, auto gate, auto columns, auto bounded) {
           constexpr int V = decltype(columns)::value;
-          detail::queue(detail::backward_kernel<decltype(number), V, decltype(bounded)::value>, args,
-                        detail::backward_rows(args.in.num_rows), V, stream);
+          detail::queue(
+              detail::backward_kernel<decltype(number), decltype(gate), V, decltype(bounded)::value>, args,
+              detail::backward_rows(args.in.num_rows), V, stream);
         });
   launch_column_sum(args.partials, decay_gate_num_partials(args.in.num_rows), 2 * width, args.d_columns,
                     false, stream);

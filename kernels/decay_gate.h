@@ -22,18 +22,19 @@ struct DecayGateInputs {
   bool bounded = false;             // eq. 2, else eq. 1
   float lower_bound = 0.0f;         // c, where bounded
   bool bf16 = false;                // a, else fp32
+  bool bf16_gates = false;          // g and d_g, where a is bf16; else fp32
 };
 
 struct DecayGateForwardArgs {
   DecayGateInputs in;
-  float* g = nullptr;  // [N, C] written
+  void* g = nullptr;  // [N, C] written
 };
 
 struct DecayGateBackwardArgs {
   DecayGateInputs in;
-  const float* d_g = nullptr;  // [N, C]
-  void* d_a = nullptr;         // [N, C] written, dtype of a
-  float* partials = nullptr;   // [decay_gate_num_partials(N), 2, C] scratch
+  const void* d_g = nullptr;  // [N, C]
+  void* d_a = nullptr;        // [N, C] written, dtype of a
+  float* partials = nullptr;  // [decay_gate_num_partials(N), 2, C] scratch
   // [2, C] written: of the bias; of the log rate, to be added up over a head's channels
   float* d_columns = nullptr;
 };

@@ -30,12 +30,17 @@ struct Inputs {
   }
 };
 
-/// g, da, gradients of log_rate and bias.
+/// g, da, gradients of log_rate and bias. g has the dtype of dg.
 Tensors run(const Inputs& in, const at::Tensor& dg, std::optional<double> bound) {
   const at::Tensor a = in.a.detach().requires_grad_();
   const at::Tensor log_rate = in.log_rate.detach().requires_grad_();
   const at::Tensor bias = in.bias.detach().requires_grad_();
-  const at::Tensor g = ops::decay_gate(a, {log_rate, {}}, {bias, {}}, bound);
+  const at::Tensor g = ops::decay_gate({.a = a,
+                                        .log_rate = {log_rate, {}},
+                                        .bias = {bias, {}},
+                                        .lower_bound = bound,
+                                        .rounded = dg.scalar_type() == a.scalar_type()});
+  REQUIRE(g.scalar_type() == dg.scalar_type());
   g.backward(dg);
   return {g.detach(), a.grad(), log_rate.grad(), bias.grad()};
 }
@@ -53,13 +58,18 @@ Tensors run_reference(const Inputs& in, const at::Tensor& dg, std::optional<doub
 void check(const Inputs& in, std::optional<double> bound) {
   CAPTURE(in.a.sizes(), in.a.strides(), c10::toString(in.a.scalar_type()), bound.has_value());
   REQUIRE(ops::decay_gate_detail::on_kernel_path(in.a, in.log_rate, in.bias));
-  const at::Tensor dg = normal(in.a.sizes(), 4).to(kDevice, at::kFloat);
-  const Tensors actual = run(in, dg, bound);
-  const Tensors expected = run_reference(in, dg, bound);
-  const char* names[] = {"g", "da", "dlog_rate", "dbias"};
-  for (size_t i = 0; i < expected.size(); ++i)
-    check_close(names[i], actual[i], expected[i],
-                i == 1 && in.a.scalar_type() == at::kBFloat16 ? kHalfTolerance : kFloatTolerance);
+  std::vector<at::ScalarType> types = {at::kFloat};  // of g
+  if (in.a.scalar_type() != at::kFloat) types.push_back(in.a.scalar_type());
+  for (const at::ScalarType type : types) {
+    CAPTURE(c10::toString(type));
+    const at::Tensor dg = normal(in.a.sizes(), 4).to(kDevice, type);
+    const Tensors actual = run(in, dg, bound);
+    const Tensors expected = run_reference(in, dg, bound);
+    const char* names[] = {"g", "da", "dlog_rate", "dbias"};
+    for (size_t i = 0; i < expected.size(); ++i)
+      check_close(names[i], actual[i], expected[i],
+                  i < 2 && actual[i].scalar_type() == at::kBFloat16 ? kHalfTolerance : kFloatTolerance);
+  }
 }
 
 TEST_CASE("the decay gate's kernels equal float64 at every size", "[decay_gate_cuda][cuda]") {
@@ -86,9 +96,10 @@ TEST_CASE("the decay gate's kernels read rows of a wider matrix where they lie",
 TEST_CASE("the decay gate's kernels give the same bits every time and wherever rows and gradients lie",
           "[decay_gate_cuda][cuda]") {
   const PoisonedMemory poisoned;
+  const at::ScalarType type = GENERATE(at::kFloat, at::kBFloat16);  // of g
   for (const std::optional<double>& bound : kBounds) {
     const Inputs in(3000, 8, 128, at::kBFloat16);
-    const at::Tensor dg = normal({3000, 8, 128}, 4).to(kDevice, at::kFloat);
+    const at::Tensor dg = normal({3000, 8, 128}, 4).to(kDevice, type);
     const Tensors first = run(in, dg, bound);
     Inputs misaligned = in;
     misaligned.a = at::empty({3000, 2048}, in.a.options()).narrow(1, 3, 1024).view(in.a.sizes());
@@ -99,7 +110,11 @@ TEST_CASE("the decay gate's kernels give the same bits every time and wherever r
     for (const Tensors& again : {run(in, dg, bound), run(misaligned, dg, bound), run(in, shifted, bound)})
       for (size_t i = 0; i < first.size(); ++i) CHECK(at::equal(again[i], first[i]));
     // A token has the bits that it has without company.
-    CHECK(at::equal(ops::decay_gate(in.a.narrow(0, 2999, 1), {in.log_rate, {}}, {in.bias, {}}, bound),
+    CHECK(at::equal(ops::decay_gate({.a = in.a.narrow(0, 2999, 1),
+                                     .log_rate = {in.log_rate, {}},
+                                     .bias = {in.bias, {}},
+                                     .lower_bound = bound,
+                                     .rounded = type == at::kBFloat16}),
                     first[0].narrow(0, 2999, 1)));
   }
 }
@@ -124,7 +139,8 @@ TEST_CASE("the decay gate's kernels keep the digits of small decays", "[decay_ga
 
 TEST_CASE("the decay gate adds to its gradient sinks, inside a graph too", "[decay_gate_cuda][cuda]") {
   const Inputs in(300, 8, 128, at::kBFloat16);
-  const at::Tensor dg = normal(in.a.sizes(), 4).to(kDevice, at::kFloat);
+  const at::ScalarType type = GENERATE(at::kFloat, at::kBFloat16);  // of g
+  const at::Tensor dg = normal(in.a.sizes(), 4).to(kDevice, type);
   const Tensors expected = run(in, dg, -5.0);
   const at::Tensor a = in.a.detach().requires_grad_();
   const at::Tensor rate_sink = at::zeros_like(in.log_rate);
@@ -132,7 +148,11 @@ TEST_CASE("the decay gate adds to its gradient sinks, inside a graph too", "[dec
   at::Tensor g, da;
   DeviceGraph graph;
   graph.capture([&] {  // runs it once
-    g = ops::decay_gate(a, {in.log_rate, rate_sink}, {in.bias, bias_sink}, -5.0);
+    g = ops::decay_gate({.a = a,
+                         .log_rate = {in.log_rate, rate_sink},
+                         .bias = {in.bias, bias_sink},
+                         .lower_bound = -5.0,
+                         .rounded = type == at::kBFloat16});
     da = torch::autograd::grad({g}, {a}, {dg})[0];
   });
   CHECK(at::equal(rate_sink, expected[2]));
@@ -147,6 +167,7 @@ TEST_CASE("the decay gate adds to its gradient sinks, inside a graph too", "[dec
 }
 
 TEST_CASE("the last of more than 2^31 gates are those of their tokens alone", "[decay_gate_cuda][cuda]") {
+  const bool rounded = GENERATE(false, true);
   const int64_t N = (int64_t{1} << 31) / 1024 + 40;
   Inputs few(40, 8, 128, at::kBFloat16);
   Inputs all = few;
@@ -155,8 +176,10 @@ TEST_CASE("the last of more than 2^31 gates are those of their tokens alone", "[
   Tensors results[2];
   for (const bool whole : {true, false}) {
     const at::Tensor a = (whole ? all.a : few.a).detach().requires_grad_();
-    const at::Tensor g = ops::decay_gate(a, {few.log_rate, at::zeros_like(few.log_rate)},
-                                         {few.bias, at::zeros_like(few.bias)}, std::nullopt);
+    const at::Tensor g = ops::decay_gate({.a = a,
+                                          .log_rate = {few.log_rate, at::zeros_like(few.log_rate)},
+                                          .bias = {few.bias, at::zeros_like(few.bias)},
+                                          .rounded = rounded});
     g.backward(g.detach());
     const int64_t begin = a.size(0) - 40;
     results[whole] = {g.detach().narrow(0, begin, 40), a.grad().narrow(0, begin, 40)};

@@ -55,8 +55,8 @@ class GatedDeltaNet final : public Mixer {
     const at::ScalarType wide = accumulation_type(x.scalar_type());
     at::Tensor beta = at::sigmoid(gates.narrow(1, num_value_heads_, num_value_heads_).to(wide));  // [N, HV]
     if (max_beta_ != 1.0) beta = beta * max_beta_;
-    const at::Tensor log_decay =
-        ops::decay_gate(gates.narrow(1, 0, num_value_heads_), log_rate_, step_bias_, {});  // [N, HV]
+    const at::Tensor log_decay = ops::decay_gate(
+        {.a = gates.narrow(1, 0, num_value_heads_), .log_rate = log_rate_, .bias = step_bias_});  // [N, HV]
 
     const at::Tensor read = memory_.forward({.x = x,
                                              .q = conv.parts[0].unflatten(1, {num_heads_, key_dim_}),

@@ -59,8 +59,10 @@ class Kda final : public Mixer {
     at::Tensor beta = at::sigmoid(conv.rest.narrow(1, 2 * rank_, num_value_heads_).to(wide));  // [N, HV]
     if (max_beta_ != 1.0) beta = beta * max_beta_;
     const at::Tensor f = ops::linear(conv.rest.narrow(1, 0, rank_), decay_up_);  // [N, HV K]
-    const at::Tensor log_decay = ops::decay_gate(f.unflatten(1, {num_value_heads_, key_dim_}), log_rate_,
-                                                 step_bias_, lower_bound_);  // [N, HV, K]
+    const at::Tensor log_decay = ops::decay_gate({.a = f.unflatten(1, {num_value_heads_, key_dim_}),
+                                                  .log_rate = log_rate_,
+                                                  .bias = step_bias_,
+                                                  .lower_bound = lower_bound_});  // [N, HV, K]
 
     const at::Tensor read = memory_.forward({.x = x,
                                              .q = conv.parts[0].unflatten(1, {num_heads_, key_dim_}),

@@ -37,9 +37,10 @@ struct KernelGradients {
 
 /// Whether a [N, HV] or [N, HV, K] and its weights are for the kernels.
 bool on_kernel_path(const at::Tensor& a, const at::Tensor& log_rate, const at::Tensor& bias);
-/// g, shape of a, fp32.
+/// g, shape of a; fp32, or the dtype of a where `rounded`.
 at::Tensor forward_kernel(const at::Tensor& a, const at::Tensor& log_rate, const at::Tensor& bias,
-                          std::optional<double> lower_bound);
+                          std::optional<double> lower_bound, bool rounded);
+/// `dg` in the dtype that g had.
 KernelGradients backward_kernel(const at::Tensor& a, const at::Tensor& log_rate, const at::Tensor& bias,
                                 std::optional<double> lower_bound, const at::Tensor& dg);
 

@@ -41,7 +41,7 @@ class DeltaMemory {
     at::Tensor k;          // [N, H, K]
     at::Tensor v;          // [N, HV, V]
     at::Tensor beta;       // [N, HV] fp32
-    at::Tensor log_decay;  // [N, HV] or [N, HV, K] fp32, undefined: no decay
+    at::Tensor log_decay;  // [N, HV] fp32 or [N, HV, K] fp32 or dtype of q, undefined: no decay
   };
   /// Returns what the queries read, [N, HV, V]. Takes recurrent state and d from call.state and replaces
   /// them.

@@ -77,7 +77,7 @@ at::Tensor Preconditioner::retention(const Input& input) const {
       return at::sigmoid(ops::linear(input.x, gate_weight_, gate_bias_).to(beta.scalar_type()));
     case config::Retention::kStateGate:
       OSDN_ASSERT(input.log_decay.defined(), "preconditioner: the state gate needs a backbone with a decay");
-      return input.log_decay.exp();
+      return input.log_decay.to(beta.scalar_type()).exp();
   }
   return {};
 }

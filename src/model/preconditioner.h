@@ -26,7 +26,7 @@ class Preconditioner {
     at::Tensor x;          // [N, D] the layer's normalised input, read by the own gate
     at::Tensor k;          // [N, H, K] unnormalised
     at::Tensor beta;       // [N, HV] fp32
-    at::Tensor log_decay;  // [N, HV] or [N, HV, K] fp32 of the memory, read by the state gate
+    at::Tensor log_decay;  // of the memory (delta_memory.h), read by the state gate
     at::Tensor carried;    // [S, HV, K] fp32 or undefined
     ops::SequencesPtr sequences;
     bool collect_statistics = false;

@@ -62,7 +62,8 @@ class Kda final : public Mixer {
     const at::Tensor log_decay = ops::decay_gate({.a = f.unflatten(1, {num_value_heads_, key_dim_}),
                                                   .log_rate = log_rate_,
                                                   .bias = step_bias_,
-                                                  .lower_bound = lower_bound_});  // [N, HV, K]
+                                                  .lower_bound = lower_bound_,
+                                                  .rounded = true});  // [N, HV, K]
 
     const at::Tensor read = memory_.forward({.x = x,
                                              .q = conv.parts[0].unflatten(1, {num_heads_, key_dim_}),

@@ -16,11 +16,15 @@
 namespace osdn::bench {
 namespace delta_rule_bench {
 
-enum class Gate { kNone, kScalar, kChannel };
+// Log-decays by channel have the dtype of the rows, as models pass them, or fp32.
+enum class Gate { kNone, kScalar, kChannel, kChannelFp32 };
 enum class WriteKey { kNone, kGiven, kScan };
 
 const char* name(Gate gate) {
-  return gate == Gate::kNone ? "none" : gate == Gate::kScalar ? "scalar" : "channel";
+  return gate == Gate::kNone      ? "none"
+         : gate == Gate::kScalar  ? "scalar"
+         : gate == Gate::kChannel ? "channel"
+                                  : "channel fp32";
 }
 const char* name(WriteKey key) {
   return key == WriteKey::kNone ? "none" : key == WriteKey::kGiven ? "given" : "scan";
@@ -126,8 +130,9 @@ class Problem {
     }
     if (gate_ == Gate::kScalar)
       args_.log_decay = leaf(at::log_sigmoid(random({N, shape_.H}, at::kFloat, device_, 5)));
-    if (gate_ == Gate::kChannel)
-      args_.log_decay = leaf(at::log_sigmoid(random({N, shape_.H, shape_.K}, at::kFloat, device_, 5)));
+    if (gate_ == Gate::kChannel || gate_ == Gate::kChannelFp32)
+      args_.log_decay = leaf(at::log_sigmoid(random({N, shape_.H, shape_.K}, at::kFloat, device_, 5))
+                                 .to(gate_ == Gate::kChannel ? dtype_ : at::kFloat));
     if (shape_.decode)
       args_.initial_state =
           random({static_cast<int64_t>(shape_.offsets.size()) - 1, shape_.H, shape_.K, shape_.V}, at::kFloat,
@@ -185,7 +190,7 @@ Work least_work(const Shape& shape, Gate gate, WriteKey write_key, double elemen
   const double K = static_cast<double>(shape.K);
   const double V = static_cast<double>(shape.V);
   const bool own_key = write_key != WriteKey::kNone;
-  const double gates = gate == Gate::kChannel ? K * element : 4;
+  const double gates = gate == Gate::kChannel ? K * element : gate == Gate::kChannelFp32 ? K * 4 : 4;
   if (shape.decode)
     return {.bytes = 8 * K * V + element * (2 * K + 2 * V + (own_key ? K : 0)) + 4 + gates,
             .flop = 8 * K * V};
@@ -243,6 +248,7 @@ std::vector<Case> make_cases(at::Device device) {
   for (const Gate gate : gates)
     for (const WriteKey write_key : write_keys) add_cases(cases, first, gate, write_key, device);
   if (!device.is_cuda()) return cases;
+  add_cases(cases, first, Gate::kChannelFp32, WriteKey::kNone, device);
   for (const Shape& shape :
        {equal_rows(1, 8192, 96, 128, 128), equal_rows(2, 16384, 16, 128, 128),
         equal_rows(4, 2048, 16, 128, 128), equal_rows(4, 4096, 64, 128, 128),

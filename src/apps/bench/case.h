@@ -13,7 +13,7 @@ namespace osdn::bench {
 /// One measurement. `run` does the work once, on the current device, without synchronising.
 struct Case {
   std::string shape;      // what a reader needs to repeat it, e.g. "B16 T2048 H8 K128 V128"
-  std::string gate;       // of the delta rule: "none", "scalar" or "channel"; empty elsewhere
+  std::string gate;       // of the delta rule: "none", "scalar", "channel" or "channel fp32"; empty elsewhere
   std::string write_key;  // of the delta rule: "none", "given" or "scan"; empty elsewhere
   std::string pass;       // "forward", "forward+backward", ...
   at::ScalarType dtype;   // of the activations

@@ -81,9 +81,10 @@ inline void check_no_step_is_plain(const config::Model& plain) {
   CHECK(at::equal(a.model().hidden(ids, first), b.model().hidden(ids, second)));
 }
 
-/// The same logits, loss and gradients on the GPU, in float32 and roughly in bf16.
-inline void check_on_cuda(const Variant& variant) {
-  INFO(variant.name);
+/// The same loss and gradients on this device in this dtype as on the CPU in float32.
+inline void check_on_device(const Variant& variant, at::Device of_device, at::ScalarType compute,
+                            double loss_tolerance, double tolerance) {
+  INFO(variant.name << " " << c10::toString(compute));
   const at::Tensor ids = random_ids(200, 5);
   const at::Tensor targets = random_ids(200, 6);
   const auto run = [&](SmallModel& small, at::Device device) {
@@ -96,15 +97,20 @@ inline void check_on_cuda(const Variant& variant) {
   };
   SmallModel host(variant.model);
   const double expected = run(host, at::kCPU);
-  // float32 differs by the order of sums; bf16 keeps 8 bits of every activation, which the recurrence of a
-  // random model carries on.
-  for (const auto& [compute, loss_tolerance, tolerance] :
-       {std::tuple(at::kFloat, 1e-5, 2e-3), std::tuple(at::kBFloat16, 1e-2, 0.2)}) {
-    INFO(c10::toString(compute));
-    SmallModel device(variant.model, at::kCUDA, /*training=*/true, compute);
-    CHECK(run(device, at::kCUDA) == Approx(expected).epsilon(loss_tolerance));
-    check_close("all gradients", device.arena().gradients(), host.arena().gradients(), tolerance);
-  }
+  SmallModel device(variant.model, of_device, /*training=*/true, compute);
+  CHECK(run(device, of_device) == Approx(expected).epsilon(loss_tolerance));
+  check_close("all gradients", device.arena().gradients(), host.arena().gradients(), tolerance);
+}
+
+/// bf16 keeps 8 bits of every activation, which the recurrence of a random model carries on.
+inline void check_in_bf16(const Variant& variant, at::Device device) {
+  check_on_device(variant, device, at::kBFloat16, 1e-2, 0.2);
+}
+
+/// On the GPU, in float32, which differs by the order of sums, and roughly in bf16.
+inline void check_on_cuda(const Variant& variant) {
+  check_on_device(variant, at::kCUDA, at::kFloat, 1e-5, 2e-3);
+  check_in_bf16(variant, at::kCUDA);
 }
 
 /// The names and shapes of layer 0's mixer, "name [rows, columns]", below attn.

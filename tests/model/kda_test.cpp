@@ -8,6 +8,10 @@ TEST_CASE("kda equals the token recurrence in logits, loss and every gradient", 
   for (const Variant& variant : variants_of("kda")) check_against_recurrence(variant);
 }
 
+TEST_CASE("kda in bf16 equals float32 roughly", "[kda]") {
+  for (const Variant& variant : variants_of("kda")) check_in_bf16(variant, at::kCPU);
+}
+
 TEST_CASE("kda with OSDN that takes no step has the bits of the plain backbone", "[kda]") {
   check_no_step_is_plain(small_kda());
 }

@@ -15,6 +15,7 @@ delta_rule_channel_gradients_kernel<128, 64, WarpgroupGradients sm_90a 8
 delta_rule_channel_gradients_kernel<128, 128, WarpgroupGradients sm_90a 0
 delta_rule_channel_strong_gradients_kernel sm_90a 88
 delta_rule_channel_strong_gradients_kernel sm_80 100
+delta_rule_channel_strong_gradients_kernel<128, __nv_bfloat16 sm_80 104
 delta_rule_backward_gradients_kernel sm_80 312
 delta_rule_backward_gradients_kernel sm_90a 340
 delta_rule_backward_scan_kernel sm_80 52

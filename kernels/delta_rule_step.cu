@@ -33,6 +33,11 @@ struct StepShared {
 __device__ float step_number(const __nv_bfloat16* x) { return __bfloat162float(*x); }
 __device__ float step_number(const float* x) { return *x; }
 
+__device__ float step_log_decay(const DeltaRuleStepArgs& args, int64_t at) {
+  return args.bf16_log_decay ? step_number(static_cast<const __nv_bfloat16*>(args.log_decay) + at)
+                             : step_number(static_cast<const float*>(args.log_decay) + at);
+}
+
 template <typename T>
 __device__ const T* step_row(const DeltaRuleStepRows& rows, int64_t token, int head) {
   return static_cast<const T*>(rows.data) + token * rows.token_stride + head * rows.head_stride;
@@ -110,9 +115,10 @@ __global__ void __launch_bounds__(kStepThreads)
     q = step_number(step_row<T>(args.q, token, key_head) + thread);
     k = step_number(step_row<T>(args.k, token, key_head) + thread);
     w = args.write_key.data != nullptr ? step_number(step_row<T>(args.write_key, token, head) + thread) : k;
-    float factor = 1.0f;
-    if (args.log_decay != nullptr)
-      factor = expf(args.log_decay[args.channel_decay ? token_head * K + thread : token_head]);
+    const float factor =
+        args.log_decay != nullptr
+            ? expf(step_log_decay(args, args.channel_decay ? token_head * K + thread : token_head))
+            : 1.0f;
     shared.key[thread] = factor * k;
     shared.query[thread] = factor * q;
     shared.write[thread] = w;

@@ -30,6 +30,7 @@ struct DeltaRuleStepArgs {
   int value_size = 0;                // V
   bool bf16 = false;                 // q, k, v, write_key and o are bf16, else fp32
   bool channel_decay = false;
+  bool bf16_log_decay = false;           // log_decay is bf16, else fp32
   bool normalize = true;                 // q and k, eps 1e-6 inside the root
   float scale = 1;                       // of the query
   DeltaRuleStepRows q;                   // [N, H, K] as given, before normalisation
@@ -37,7 +38,7 @@ struct DeltaRuleStepArgs {
   DeltaRuleStepRows v;                   // [N, HV, V]
   DeltaRuleStepRows write_key;           // [N, HV, K]; data null: the normalised k
   const float* beta = nullptr;           // [N, HV] contiguous
-  const float* log_decay = nullptr;      // [N, HV], or [N, HV, K] with channel_decay; contiguous; null: none
+  const void* log_decay = nullptr;       // [N, HV], or [N, HV, K] with channel_decay; contiguous; null: none
   const float* initial_state = nullptr;  // [S, HV, K, V], aligned to 16 bytes; null: zeros
   void* o = nullptr;                     // [N, HV, V] written
   float* final_state = nullptr;          // [S, HV, K, V] written; may be initial_state itself

@@ -34,7 +34,7 @@ Forward forward_step(const Problem& problem) {
   const at::Tensor write_key = detail::readable(problem.write_key);  // [N, HV, K] or undefined
   const at::Tensor beta = problem.beta.contiguous();                 // [N, HV]
   at::Tensor log_decay;                                              // [N, HV], [N, HV, K] or undefined
-  if (problem.log_decay.defined()) log_decay = problem.log_decay.to(at::kFloat).contiguous();
+  if (problem.log_decay.defined()) log_decay = problem.log_decay.contiguous();
   at::Tensor initial_state;  // [S, HV, K, V] or undefined
   if (problem.initial_state.defined()) {
     initial_state = problem.initial_state.contiguous();
@@ -57,6 +57,8 @@ Forward forward_step(const Problem& problem) {
                                     .value_size = static_cast<int>(v.size(2)),
                                     .bf16 = v.scalar_type() == at::kBFloat16,
                                     .channel_decay = problem.channel_decay(),
+                                    .bf16_log_decay =
+                                        log_decay.defined() && log_decay.scalar_type() == at::kBFloat16,
                                     .normalize = problem.normalize,
                                     .scale = static_cast<float>(problem.scale),
                                     .q = detail::rows(q),
@@ -64,7 +66,7 @@ Forward forward_step(const Problem& problem) {
                                     .v = detail::rows(v),
                                     .write_key = detail::rows(write_key),
                                     .beta = detail::numbers(beta),
-                                    .log_decay = detail::numbers(log_decay),
+                                    .log_decay = log_decay.defined() ? log_decay.const_data_ptr() : nullptr,
                                     .initial_state = detail::numbers(initial_state),
                                     .o = out.o.data_ptr(),
                                     .final_state = out.final_state.data_ptr<float>()},

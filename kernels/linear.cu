@@ -9,8 +9,8 @@
 
 #include <cuda_bf16.h>
 
-#include "kernels/common/block.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/common/mbarrier.cuh"
 #include "kernels/detail/linear_order.cuh"
 
 namespace osdn::kernels {
@@ -110,8 +110,10 @@ struct GroupedShape {
   // The sums of all chains meet where the stages lay, so many blocks at once.
   static constexpr int kRoundBlocks = Blocks > 4 ? Blocks / 2 : Blocks;
   using Sums = SumTile<kRoundBlocks * 16, kRows>;
-  static constexpr int kSharedBytes =
+  // A barrier for the warps of each chain behind them.
+  static constexpr int kBarriers =
       kChains * (Stages * kStageBytes > Sums::kBytes ? Stages * kStageBytes : Sums::kBytes);
+  static constexpr int kSharedBytes = kBarriers + kChains * kMbarrierBytes;
 };
 
 template <int Blocks, int RowWarps, int Stages, int Resident>
@@ -173,13 +175,25 @@ __global__ void __launch_bounds__(kChains* RowWarps* kWarp, Resident)
     copy_async_commit();
   };
 
+  // All threads of the chain, each time as the `step`-th.
+  const uint32_t barrier = dynamic_shared() + Shape::kBarriers + chain * kMbarrierBytes;
+  const auto meet_chain = [&](int step) {
+    if constexpr (RowWarps == 1) {
+      __syncwarp();
+    } else {
+      mbarrier_arrive(barrier);
+      mbarrier_wait(barrier, step & 1);
+    }
+  };
+  if (RowWarps > 1 && member == 0) mbarrier_init(barrier, Shape::kGroupThreads);
   const uint32_t zero = unknown_zero(args);
   float acc[Blocks][kGroups][4] = {};
 #pragma unroll
   for (int step = 0; step < Stages - 1; ++step) copy(step);
+  if constexpr (RowWarps > 1) __syncthreads();  // the barriers are there
   for (int step = 0; step < count; ++step) {
     copy_async_wait<Stages - 2>();
-    barrier_of(1 + chain, Shape::kGroupThreads);
+    meet_chain(step);
     copy(step + Stages - 1);
     const uint32_t piece = stages + step % Stages * Shape::kStageBytes + lane * 16;  // of row g
     uint4 rows[kGroups];

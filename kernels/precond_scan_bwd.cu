@@ -125,7 +125,7 @@ struct BackwardChain {
   }
 
   __device__ void run(const PrecondScanBackwardArgs& args, const ScanChain<P>& chain, Slot* slots,
-                      int workers) {
+                      const ScanHandover& handover) {
     const PrecondScanInputs& in = args.in;
     const int64_t blocks = (chain.length + Slot::kTokens - 1) / Slot::kTokens;
     const int64_t state = chain.state * in.key_size + chain.channel;
@@ -134,19 +134,16 @@ struct BackwardChain {
     if (args.d_final != nullptr && chain.active) load_row<float, P>(args.d_final + state).unpack(gradient);
     const float root_of_key_size = sqrtf(static_cast<float>(in.key_size));
     BackwardToken<P, Channel> next;
-    int worker = 0;
-    if (blocks > 0) {
-      scan_meet(worker);
-      next.load(slots[worker], Slot::kTokens - 1);
-    }
+    ScanTurns turns(handover, blocks > 0);
+    if (blocks > 0) next.load(slots[turns.worker()], Slot::kTokens - 1);
     for (int64_t block = blocks - 1; block >= 0; --block) {
-      Slot& slot = slots[worker];
+      Slot& slot = slots[turns.worker()];
       const bool more = block > 0;
-      const int following = worker + 1 == workers ? 0 : worker + 1;
       const auto fetch = [&](int token) {
         const bool within = token > 0;
-        if (!within) scan_meet(following);
-        next.load(within || !more ? slot : slots[following], within ? token - 1 : Slot::kTokens - 1);
+        if (!within) turns.pass_on(block + 1 < blocks, more);
+        next.load(within || !more ? slot : slots[turns.next_worker()],
+                  within ? token - 1 : Slot::kTokens - 1);
       };
       bool fixed = false;
       if constexpr (kMayBeFixed) {
@@ -157,10 +154,9 @@ struct BackwardChain {
         if (fixed) walk<true>(slot, next, fetch);
       }
       if (!fixed) walk<false>(slot, next, fetch);
-      worker = following;
+      turns.go_on();
     }
-    __syncwarp();  // its first lane has written the last sum
-    if (blocks > 0) scan_meet(scan_turn(worker, 1, workers));
+    if (blocks > 0) turns.give_back();
 #pragma unroll
     for (int i = 0; i < P; ++i) gradient[i] *= inverse_scale;
     if (args.d_initial != nullptr) store_row<float, P>(args.d_initial + state, gradient, chain.active);
@@ -169,7 +165,7 @@ struct BackwardChain {
 
 template <typename T, int P, bool Channel>
 __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanChain<P>& chain,
-                                BackwardSlot<T, P, Channel>& slot, int worker, int workers) {
+                                BackwardSlot<T, P, Channel>& slot, int worker, const ScanHandover& handover) {
   constexpr int kTokens = BackwardSlot<T, P, Channel>::kTokens;
   const PrecondScanInputs& in = args.in;
   const int64_t blocks = (chain.length + kTokens - 1) / kTokens;
@@ -177,9 +173,8 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
   const int own = lane % kTokens;  // the token whose numbers this lane works out
   const int64_t HV = in.num_value_heads;
   const int64_t row_stride = HV * in.key_size;
-  if (!args.detach) scan_meet_before(worker, workers, blocks);
-  int64_t block = blocks - 1 - worker;
-  for (; block >= 0; block -= workers) {
+  int round = 0;
+  for (int64_t block = blocks - 1 - worker; block >= 0; block -= handover.workers, ++round) {
     const int64_t begin = chain.first + block * kTokens;
     const int count = static_cast<int>(min(chain.length - block * kTokens, static_cast<int64_t>(kTokens)));
     const int64_t pair = (begin + min(own, count - 1)) * HV + chain.head;
@@ -286,10 +281,7 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
         next_other[i] = load_row<T, P>(others + min(group + i, count - 1) * other.token_stride);
     };
     load_others(kTokens - kScanGroup);
-    if (!args.detach) {
-      scan_meet(worker);
-      scan_meet(scan_turn(worker, kScanBehind, workers));
-    }
+    if (!args.detach) handover.pass_block(worker, round);
 
     // <lambda, x> (eq. 6) and what follows from it for a token as a whole. <k, dk> needs no further sum over
     // eq. 9, since <x, lambda>, <x, d> and <1, x> are known.
@@ -372,7 +364,6 @@ __device__ void backward_worker(const PrecondScanBackwardArgs& args, const ScanC
       args.d_retention[pair] = through_retention;
     __syncwarp();  // the slot has been read
   }
-  if (!args.detach) scan_meet_behind(worker, blocks - 1 - block, blocks);
 }
 
 template <typename T, int P, bool Channel>
@@ -380,13 +371,15 @@ __global__ void __launch_bounds__(kBackwardWarps<T>* kWarpSize, 1)
     precond_scan_backward_kernel(const __grid_constant__ PrecondScanBackwardArgs args, int workers) {
   using Slot = BackwardSlot<T, P, Channel>;
   Slot* slots = reinterpret_cast<Slot*>(dynamic_shared_bytes);
+  const ScanHandover handover = scan_handover<Slot>(workers);
+  handover.begin();
   const ScanChain<P> chain(args.in, Slot::kTokens);
   const int warp = scan_warp();
   const int worker = scan_worker();
   if (warp == 0) {
-    if (!args.detach) BackwardChain<T, P, Channel>().run(args, chain, slots, workers);
+    if (!args.detach) BackwardChain<T, P, Channel>().run(args, chain, slots, handover);
   } else if (worker < workers) {
-    backward_worker<T, P, Channel>(args, chain, slots[worker], worker, workers);
+    backward_worker<T, P, Channel>(args, chain, slots[worker], worker, handover);
   }
 }
 
@@ -399,7 +392,6 @@ void launch(const PrecondScanBackwardArgs& args, CUstream_st* stream) {
     constexpr int P = decltype(channels)::value;
     constexpr bool kChannel = decltype(channel_retention)::value;
     constexpr int kWarps = kBackwardWarps<T>;
-    static_assert(kWarps - 1 <= kScanMostWorkers);
     launch_scan<BackwardSlot<T, P, kChannel>>(precond_scan_backward_kernel<T, P, kChannel>, kWarps,
                                               kWarps - 1, args, stream);
   });

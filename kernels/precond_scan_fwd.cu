@@ -52,7 +52,8 @@ struct ForwardToken {
 
 template <bool Fixed, typename T, int P, bool Channel>
 __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChain<P>& chain,
-                              ForwardSlot<T, P, Channel>* slots, int workers, const WarpSumScale& scale) {
+                              ForwardSlot<T, P, Channel>* slots, const ScanHandover& handover,
+                              const WarpSumScale& scale) {
   using Slot = ForwardSlot<T, P, Channel>;
   const PrecondScanInputs& in = args.in;
   const int64_t blocks = (chain.length + Slot::kTokens - 1) / Slot::kTokens;
@@ -61,15 +62,11 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
                      chain.channel)
       .unpack(d);
   ForwardToken<P, Channel> next;
-  int worker = 0;
-  if (blocks > 0) {
-    scan_meet(worker);
-    next.load(slots[worker], 0);
-  }
+  ScanTurns turns(handover, blocks > 0);
+  if (blocks > 0) next.load(slots[turns.worker()], 0);
   for (int64_t block = 0; block < blocks; ++block) {
-    Slot& slot = slots[worker];
+    Slot& slot = slots[turns.worker()];
     const bool more = block + 1 < blocks;
-    const int following = worker + 1 == workers ? 0 : worker + 1;
     put_row<P>(slot.d, d);
     constexpr int kRound = kScanRound<Slot::kTokens>;
 #pragma unroll 1
@@ -82,8 +79,8 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
           next.load(slot, token + 1);
         } else {
           const bool within = token + 1 < Slot::kTokens;
-          if (!within) scan_meet(following);
-          next.load(within || !more ? slot : slots[following], within ? token + 1 : 0);
+          if (!within) turns.pass_on(block > 0, more);
+          next.load(within || !more ? slot : slots[turns.next_worker()], within ? token + 1 : 0);
         }
         const float step = now.step(total);
 #pragma unroll
@@ -91,10 +88,9 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
         if (scan_lane() == 0) slot.total[token] = total;
       }
     }
-    worker = following;
+    turns.go_on();
   }
-  __syncwarp();  // its first lane has written the last sum
-  if (blocks > 0) scan_meet(scan_turn(worker, 1, workers));
+  if (blocks > 0) turns.give_back();
   store_row<float, P>(args.final_d + chain.state * in.key_size + chain.channel, d, chain.active);
 }
 
@@ -138,7 +134,7 @@ __device__ void write_block(const PrecondScanInputs& in, const ForwardSlot<T, P,
 
 template <typename T, int P, bool Channel>
 __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanChain<P>& chain,
-                               ForwardSlot<T, P, Channel>& slot, int worker, int workers,
+                               ForwardSlot<T, P, Channel>& slot, int worker, const ScanHandover& handover,
                                const WarpSumScale& scale, double (&statistics)[kResidualTerms]) {
   constexpr int kTokens = ForwardSlot<T, P, Channel>::kTokens;
   const PrecondScanInputs& in = args.in;
@@ -148,9 +144,8 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
   const int64_t HV = in.num_value_heads;
   LaneResiduals terms;
   int unmerged = 0;  // blocks whose terms these are
-  scan_meet_before(worker, workers, blocks);
-  int64_t block = worker;
-  for (; block < blocks; block += workers) {
+  int round = 0;
+  for (int64_t block = worker; block < blocks; block += handover.workers, ++round) {
     const int64_t begin = chain.first + block * kTokens;
     const int count = static_cast<int>(min(chain.length - block * kTokens, static_cast<int64_t>(kTokens)));
     const int64_t pair = (begin + min(own, count - 1)) * HV + chain.head;
@@ -214,9 +209,7 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
     const float4 coefficients = {__fmaf_rn(c.feedback, scale.zero * scale.unit, c.gain),
                                  c.feedback * scale.unit, retention, scan_anchor(retention, in.anchored)};
     if (lane < kTokens) slot.coefficients[own] = coefficients;
-    scan_meet(worker);
-
-    scan_meet(scan_turn(worker, kScanBehind, workers));
+    handover.pass_block(worker, round);
     float d[P];
     get_row<P>(d, slot.d);
     if (args.block_d != nullptr)
@@ -235,7 +228,7 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
         terms.add_write(beta * s, beta * plain, beta);
         if (!Channel && in.retention != nullptr) terms.retention_sum += retention;
       }
-      if (++unmerged == kFloatBlocks || block + workers >= blocks) {
+      if (++unmerged == kFloatBlocks || block + handover.workers >= blocks) {
         terms.merge_into(statistics, in.key_size, Channel ? in.key_size : in.retention != nullptr ? 1 : 0);
         terms = {};
         unmerged = 0;
@@ -243,7 +236,6 @@ __device__ void forward_worker(const PrecondScanForwardArgs& args, const ScanCha
     }
     __syncwarp();  // the slot has been read
   }
-  scan_meet_behind(worker, block, blocks);
 }
 
 template <typename T, int P, bool Channel>
@@ -251,6 +243,8 @@ __global__ void __launch_bounds__((P < 8 ? 2 * kForwardHalfWarps : kForwardWarps
     precond_scan_forward_kernel(const __grid_constant__ PrecondScanForwardArgs args, int workers) {
   using Slot = ForwardSlot<T, P, Channel>;
   Slot* slots = reinterpret_cast<Slot*>(dynamic_shared_bytes);
+  const ScanHandover handover = scan_handover<Slot>(workers);
+  handover.begin();
   const PrecondScanInputs& in = args.in;
   const ScanChain<P> chain(in, Slot::kTokens);
   // A unit key bounds <d, x> by the largest |d|, which is the box's but for the first d. fp32 keys are for
@@ -277,11 +271,11 @@ __global__ void __launch_bounds__((P < 8 ? 2 * kForwardHalfWarps : kForwardWarps
   __syncwarp();
   if (warp == 0) {
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      if (fixed) forward_chain<true, T, P, Channel>(args, chain, slots, workers, scale);
+      if (fixed) forward_chain<true, T, P, Channel>(args, chain, slots, handover, scale);
     }
-    if (!fixed) forward_chain<false, T, P, Channel>(args, chain, slots, workers, scale);
+    if (!fixed) forward_chain<false, T, P, Channel>(args, chain, slots, handover, scale);
   } else if (worker < workers) {
-    forward_worker<T, P, Channel>(args, chain, slots[worker], worker, workers, scale, parts[warp]);
+    forward_worker<T, P, Channel>(args, chain, slots[worker], worker, handover, scale, parts[warp]);
   }
   if (args.statistics == nullptr) return;
   __syncthreads();

@@ -9,7 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # Spilled bytes that are known: part of the kernel's name, architecture, bytes (stores) of its largest instantiation.
 known_spills='
 precond_scan_forward_kernel sm_80 24
-precond_scan_forward_kernel sm_90a 8
+precond_scan_forward_kernel sm_90a 12
 delta_rule_channel_gradients_kernel sm_90a 92
 delta_rule_channel_gradients_kernel<128, 64, WarpgroupGradients sm_90a 8
 delta_rule_channel_gradients_kernel<128, 128, WarpgroupGradients sm_90a 0

@@ -1,5 +1,5 @@
 // Barriers in shared memory (mbarrier) for warps that hand tiles to each other without all of a block
-// meeting. Waits are of compute capability 9.0. tests/emulation has the same functions in C++ for a CPU.
+// meeting. tests/emulation has the same functions in C++ for a CPU.
 //
 // A barrier's phase ends when as many arrivals as it was made for have come; waiting for the parity of a
 // phase returns once that phase has ended. Of a new barrier phase 0 goes on, and a wait for parity 1 returns
@@ -31,7 +31,11 @@ __device__ inline void mbarrier_wait(uint32_t barrier, int parity) {
       "{\n"
       ".reg .pred done;\n"
       "again:\n"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900  // returns when the phase has ended, or after some time
       "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+#else
+      "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+#endif
       "@!done bra again;\n"
       "}" ::"r"(barrier),
       "r"(parity)

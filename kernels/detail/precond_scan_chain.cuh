@@ -3,10 +3,13 @@
 // passes repeat bit for bit.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "kernels/common/block.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/common/mbarrier.cuh"
+#include "kernels/common/mma.cuh"
 #include "kernels/common/warp.cuh"
 #include "kernels/precond_scan.h"
 
@@ -19,7 +22,6 @@ constexpr int kScanSchedulers = 4;
 constexpr int scan_workers_apart(int warps) {
   return warps - (warps + kScanSchedulers - 1) / kScanSchedulers;
 }
-constexpr int kScanMostWorkers = 15;      // a barrier for each
 constexpr float kUnitEpsilon = 1e-6f;     // inside the root of the key's norm
 constexpr float kKeyNormEpsilon = 1e-5f;  // added to the denominator
 constexpr unsigned kFullWarp = 0xffffffffu;
@@ -45,33 +47,62 @@ __device__ inline int scan_warp_of(int worker) {
                         : (worker - apart + 1) * kScanSchedulers;
 }
 
-/// Where three warps meet, once a block of tokens: place p lies before block p of the chain's walk. There the
-/// worker of block p has it ready in shared memory, and the worker of block p - 2 learns that the chain is
-/// through with it. (Of block p - 1 the last sum is still under way, which the chain's warp would have to
-/// wait for.) Places have numbers of barriers by turns, as blocks have workers.
-constexpr int kScanBehind = 2;
+/// How a block of tokens is handed over, by two barriers a worker: it has a block ready in shared memory; the
+/// chain is through with it. All lanes of the warp that hands over arrive. The chain says so of a block when
+/// the one behind it is done: of the last block the last sum is still under way, which it would have to wait
+/// for.
+struct ScanHandover {
+  uint32_t barriers;  // shared address, a multiple of 8
+  int workers;
 
-/// The turn of the place `distance` (at most `workers`) behind that of `worker`'s block.
-__device__ inline int scan_turn(int worker, int distance, int workers) {
-  const int ahead = worker + distance;
-  return ahead < workers ? ahead : ahead - workers;
-}
+  static constexpr int bytes(int workers) { return 2 * workers * kMbarrierBytes; }
 
-/// Always of three warps: the chain's, the worker that has a block ready and the one that has had one. Before
-/// the first blocks and after the last ones a worker without a block comes (scan_meet_before,
-/// scan_meet_behind).
-__device__ inline void scan_meet(int turn) { barrier_of(1 + turn, 3 * kWarpSize); }
+  /// By the whole block, before anything else.
+  __device__ void begin() const {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < 2 * workers) mbarrier_init(barriers + thread * kMbarrierBytes, kWarpSize);
+    __syncthreads();
+  }
+  __device__ uint32_t ready(int worker) const { return barriers + worker * (2 * kMbarrierBytes); }
+  __device__ uint32_t through(int worker) const { return ready(worker) + kMbarrierBytes; }
 
-/// By a worker ahead of its first block: at the first places as the one that has had a block.
-__device__ inline void scan_meet_before(int worker, int workers, int64_t blocks) {
-  if (blocks > 0 && worker >= workers - kScanBehind) scan_meet(scan_turn(worker, kScanBehind, workers));
-}
+  /// By a worker that has its `round`-th block ready, from 0; returns once the chain is through with it.
+  __device__ void pass_block(int worker, int round) const {
+    mbarrier_arrive(ready(worker));
+    mbarrier_wait(through(worker), round & 1);
+  }
+};
 
-/// By a worker after its last block; `place` is where its next one would be. At the last places as the one
-/// that has a block ready.
-__device__ inline void scan_meet_behind(int worker, int64_t place, int64_t blocks) {
-  if (blocks > 0 && place < blocks + kScanBehind) scan_meet(worker);
-}
+/// The chain's way from worker to worker, block after block.
+class ScanTurns {
+ public:
+  /// Returns once the first block is ready, if there is any.
+  __device__ ScanTurns(const ScanHandover& handover, bool any) : handover_(handover) {
+    if (any) mbarrier_wait(handover_.ready(0), 0);
+  }
+  __device__ int worker() const { return worker_; }
+  __device__ int next_worker() const { return worker_ + 1 == handover_.workers ? 0 : worker_ + 1; }
+  /// Ahead of the last sum of a block: gives the one before it back, and returns once the next one is ready,
+  /// where there are such.
+  __device__ void pass_on(bool any_before, bool more) const {
+    if (any_before) give_back();
+    const int next = next_worker();
+    if (more) mbarrier_wait(handover_.ready(next), next == 0 ? parity_ ^ 1 : parity_);
+  }
+  __device__ void go_on() {
+    worker_ = next_worker();
+    if (worker_ == 0) parity_ ^= 1;
+  }
+  /// The block of the worker before.
+  __device__ void give_back() const {
+    mbarrier_arrive(handover_.through(worker_ == 0 ? handover_.workers - 1 : worker_ - 1));
+  }
+
+ private:
+  const ScanHandover& handover_;
+  int worker_ = 0;
+  int parity_ = 0;
+};
 
 template <typename T, int P, bool Channel>
 constexpr int kScanBlock = precond_scan_block(P, std::is_same_v<T, __nv_bfloat16>, Channel);
@@ -304,13 +335,20 @@ void by_key(const PrecondScanInputs& in, const Call& call) {
 /// of the device has slots for.
 template <typename Slot, typename Args>
 void launch_scan(void (*kernel)(Args, int), int warps, int most, const Args& args, CUstream_st* stream) {
-  static_assert((kScanBehind + 1) * sizeof(Slot) <= 99 * 1024,
-                "a worker for every block that one meeting is about");
+  static_assert(sizeof(Slot) % kMbarrierBytes == 0);
+  static_assert(3 * (sizeof(Slot) + ScanHandover::bytes(1)) <= 99 * 1024,
+                "a worker for the block that the chain is at and for those before and behind it");
+  constexpr int kBytes = static_cast<int>(sizeof(Slot)) + ScanHandover::bytes(1);
   const int64_t chains = args.in.num_sequences * args.in.num_value_heads;
-  int workers = shared_memory_limit() / static_cast<int>(sizeof(Slot));
-  workers = workers < most ? workers : most;
-  launch_kernel(kernel, static_cast<unsigned>(chains), warps * kWarpSize,
-                workers * static_cast<int>(sizeof(Slot)), args, workers, stream);
+  const int workers = std::min(shared_memory_limit() / kBytes, most);
+  launch_kernel(kernel, static_cast<unsigned>(chains), warps * kWarpSize, workers * kBytes, args, workers,
+                stream);
+}
+
+/// Of a block's shared memory, behind the slots.
+template <typename Slot>
+__device__ ScanHandover scan_handover(int workers) {
+  return {dynamic_shared() + workers * static_cast<uint32_t>(sizeof(Slot)), workers};
 }
 
 }  // namespace osdn::kernels

@@ -133,22 +133,22 @@ void named_barrier(const Args& args) {
   const int warp = thread() / 32;
   if (warp == 2) {
     write_shared(own(4), 1.0f);
-    barrier_of(3, 64);
+    emulation::meet_at(3, 64);
   } else if (warp == 3) {
-    barrier_of(args.faulty ? 4 : 3, args.faulty ? 32 : 64);
+    emulation::meet_at(args.faulty ? 4 : 3, args.faulty ? 32 : 64);
     keep(args, read_shared_piece(256));
-    if (args.faulty) barrier_of(3, 64);
+    if (args.faulty) emulation::meet_at(3, 64);
   }
 }
 
 void barrier_count(const Args& args) {
-  if (thread() < 64) barrier_of(1, args.faulty && thread() >= 32 ? 96 : 64);
+  if (thread() < 64) emulation::meet_at(1, args.faulty && thread() >= 32 ? 96 : 64);
 }
 
 void missing_threads(const Args& args) {
   const int warp = thread() / 32;
   if (warp == 1) return;
-  if (args.faulty && warp == 2) barrier_of(1, 64);
+  if (args.faulty && warp == 2) emulation::meet_at(1, 64);
   __syncthreads();
 }
 

@@ -7,6 +7,4 @@ namespace osdn::kernels {
 
 inline unsigned char* const dynamic_shared_bytes = emulation::shared_memory;
 
-inline void barrier_of(int barrier, int threads) { emulation::meet_at(barrier, threads); }
-
 }  // namespace osdn::kernels

@@ -36,22 +36,23 @@ struct SplitTf32 {
   }
 };
 
-/// acc += a b for m16n8k8, nearly as exact as fp32. `a`: (g, t), (g+8, t), (g, t+4), (g+8, t+4); b0: (k = t,
-/// n = g), b1: (t+4, g).
-__device__ inline void mma_fp32(float (&acc)[4], const float (&a)[4], float b0, float b1) {
+/// acc -= a b for m16n8k8, nearly as exact as fp32. `a`: bits of (g, t), (g+8, t), (g, t+4), (g+8, t+4); b0:
+/// (k = t, n = g), b1: (t+4, g).
+__device__ inline void subtract_mma_fp32(float (&acc)[4], const uint32_t (&a)[4], float b0, float b1) {
   uint32_t high[4];
   uint32_t low[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const SplitTf32 parts(a[i]);
+    const SplitTf32 parts(__uint_as_float(a[i]));
     high[i] = parts.high;
     low[i] = parts.low;
   }
   const SplitTf32 first(b0);
   const SplitTf32 second(b1);
-  mma_tf32(acc, low, first.high, second.high);
-  mma_tf32(acc, high, first.low, second.low);
-  mma_tf32(acc, high, first.high, second.high);
+  const auto negated = [](uint32_t x) { return __float_as_uint(-__uint_as_float(x)); };
+  mma_tf32(acc, low, negated(first.high), negated(second.high));
+  mma_tf32(acc, high, negated(first.low), negated(second.low));
+  mma_tf32(acc, high, negated(first.high), negated(second.high));
 }
 
 }  // namespace osdn::kernels

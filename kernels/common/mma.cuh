@@ -70,7 +70,8 @@ __device__ inline void mma_fp16(float (&acc)[4], const uint32_t (&a)[4], uint32_
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// acc += a b for m16n8k8 with tf32 operands, the lowest 13 bits of a float unread; fragments as in mma_fp32.
+/// acc += a b for m16n8k8 with tf32 operands, the lowest 13 bits of a float unread; fragments as in
+/// subtract_mma_fp32.
 __device__ inline void mma_tf32(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"

@@ -10,15 +10,17 @@ constexpr int kPrepareThreads = 128;
 constexpr int kInverseExponent = 14;           // of the largest number stored in fp16
 constexpr int kSmallestInverseExponent = -10;  // of a Y that is scaled up to it in full
 
-/// M in shared memory, fp32, which becomes Y in place.
+/// M in shared memory, fp32, which becomes Y in place. Of every eight rows the last four lie four numbers
+/// further on, so that both four numbers of eight rows and eight numbers of four rows fall into different
+/// banks.
 struct System {
-  static constexpr int kPitch = 68;  // floats a row
+  static constexpr int kPitch = 72;  // floats a row
   static constexpr int kBytes = kChunk * kPitch * 4;
   uint32_t base;
 
-  __device__ uint32_t address(int row, int column) const { return base + (row * kPitch + column) * 4; }
-  /// Bytes from one number to that so many rows and columns on.
-  static constexpr int distance(int rows, int columns) { return (rows * kPitch + columns) * 4; }
+  __device__ uint32_t address(int row, int column) const { return base + distance(row, column); }
+  /// Bytes from a number in the first row of eight to that so many rows and columns on.
+  static constexpr int distance(int rows, int columns) { return (rows * kPitch + (rows & 4) + columns) * 4; }
 };
 
 /// The diagonal block of rows `first` .. `first` + 15 by one warp, by forward substitution: y_r = M_rc -
@@ -65,20 +67,19 @@ __device__ void merge(const System& system, uint32_t beta, int first, int tile, 
   const int column = first + tile * 8;
   // out -= (block of this warp's rows and columns `from`) * (beta times rows `from`, this warp's columns)
   const auto subtract_product = [&](float(&out)[Rows / 16][4], int from) {
-    const uint32_t left = system.address(own_rows + g, from + t);
-    const uint32_t right = system.address(from + t, column + g);
+    // Four fp32 are eight 16-bit numbers to the instruction: a row of its blocks.
+    const uint32_t left = system.address(own_rows + (lane & 15), from + (lane >> 4) * 4);
+    const uint32_t right = system.address(from, column + g) + t * (System::kPitch * 4);
     const uint32_t factors = beta + (from + t) * 4;
 #pragma unroll
     for (int k = 0; k < Size; k += 8) {
-      const float b0 = -read_shared(factors + k * 4) * read_shared(right + System::distance(k, 0));
-      const float b1 = -read_shared(factors + (k + 4) * 4) * read_shared(right + System::distance(k + 4, 0));
+      const float b0 = read_shared(factors + k * 4) * read_shared(right + System::distance(k, 0));
+      const float b1 = read_shared(factors + (k + 4) * 4) * read_shared(right + System::distance(k + 4, 0));
 #pragma unroll
       for (int m = 0; m < Rows; m += 16) {
-        const float a[4] = {read_shared(left + System::distance(m, k)),
-                            read_shared(left + System::distance(m + 8, k)),
-                            read_shared(left + System::distance(m, k + 4)),
-                            read_shared(left + System::distance(m + 8, k + 4))};
-        mma_fp32(out[m / 16], a, b0, b1);
+        uint32_t a[4];
+        load_blocks(a, left + System::distance(m, k));
+        subtract_mma_fp32(out[m / 16], a, b0, b1);
       }
     }
   };

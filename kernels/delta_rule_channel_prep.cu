@@ -120,10 +120,10 @@ struct ChannelPairs : ChannelChunk<KP> {
   }
   __device__ void store_key(int row_block, int of_block, int eight, int upper, float2 product) const {
     const int lane = own_lane();
-    const int row = row_block * kSubBlock + upper * 8 + (lane >> 2);
-    const float norm = read_shared(this->k_rstd() + row * 4);
-    write_shared_2(this->system().address(row, of_block * kSubBlock + eight * 8 + (lane & 3) * 2),
-                   product.x * norm, product.y * norm);
+    const int row = row_block * kSubBlock + (lane >> 2);
+    const float norm = read_shared(this->k_rstd() + row * 4 + upper * 32);
+    const uint32_t own = this->system().address(row, of_block * kSubBlock + (lane & 3) * 2);
+    write_shared_2(own + System::distance(upper * 8, eight * 8), product.x * norm, product.y * norm);
   }
 
   __device__ void store_within(const float (&products)[2][4]) const {
@@ -277,15 +277,14 @@ __global__ void __launch_bounds__(kChannelThreads, kBlocksAtOnce<G>)
   }
   copy_async_wait<0>();
   __syncthreads();
-  float before[4];
-  part.template sum_logs<G>(before);
+  part.template sum_logs<G>();
   part.find_norms();
   __syncthreads();  // tiles as given are done with; all sums are there
   if (part.has_channels()) {
     if (part.own_write_key)
-      part.template decay_tiles<true, G>(before);
+      part.template decay_tiles<true, G>();
     else
-      part.template decay_tiles<false, G>(before);
+      part.template decay_tiles<false, G>();
     const int inverse = part.inverse_columns(part.own_half());
     if (inverse < kSubBlock) part.template end_columns<G>(inverse);
   }

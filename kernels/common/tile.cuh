@@ -119,10 +119,10 @@ __device__ void copy_all_rows_async(const RowTile<Columns>& tile, const __nv_bfl
   constexpr int kPieces = Columns / 8;
   constexpr int kStep = Threads / kPieces;
   static_assert(kStep % 8 == 0);
-  const int thread = copying_thread();
-  const int column = thread % kPieces * 8;
-  const int first = thread / kPieces;
-  const uint32_t target = tile.piece(first, column);
+  const unsigned thread = threadIdx.x;
+  const unsigned column = thread % kPieces * 8;
+  const unsigned first = thread / kPieces;
+  const uint32_t target = tile.piece(static_cast<int>(first), static_cast<int>(column));
   const __nv_bfloat16* from = source + first * row_stride + column;
 #pragma unroll
   for (int row = 0; row < 64; row += kStep) {

@@ -6,9 +6,10 @@
 
 namespace osdn::kernels {
 
-/// `target`: aligned to 8 bytes.
+/// `target`: in global memory, aligned to 8 bytes.
 __device__ inline void store_words(void* target, uint32_t a, uint32_t b) {
-  asm volatile("st.v2.b32 [%0], {%1, %2};" ::"l"(target), "r"(a), "r"(b) : "memory");
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(target)), "r"(a), "r"(b)
+               : "memory");
 }
 
 /// `target`: aligned to 16 bytes.

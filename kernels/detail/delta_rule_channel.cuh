@@ -11,6 +11,7 @@ constexpr int kSubBlocks = kChunk / kSubBlock;
 
 /// Smaller log-decays count as this one: their factor is 0 in fp32 all the same, and sums keep their digits.
 constexpr float kSmallestChannelDecay = -104.0f;
+constexpr uint32_t kSmallestChannelDecayPair = 0xc2d0c2d0;  // twice, as bf16
 
 /// One anchor in the middle of a sub-block serves its rows and columns while no channel decays by more than
 /// this over either half of it: factors stay below e^44, far inside the range of bf16.
@@ -64,6 +65,13 @@ __device__ inline uint32_t scaled_pair(uint32_t pair, float low, float high) {
 __device__ inline uint32_t multiply_pairs(uint32_t x, uint32_t y) {
   const __nv_bfloat162 out =
       __hmul2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(y));
+  return reinterpret_cast<const uint32_t&>(out);
+}
+
+/// The larger numbers of two pairs of bf16.
+__device__ inline uint32_t larger_of_pairs(uint32_t x, uint32_t y) {
+  const __nv_bfloat162 out =
+      __hmax2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(y));
   return reinterpret_cast<const uint32_t&>(out);
 }
 

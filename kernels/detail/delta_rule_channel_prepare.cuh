@@ -19,6 +19,9 @@ constexpr float kChannelNormEpsilon = 1e-6f;  // inside the root
 constexpr float kLargestColumn = 80.5f * kLog2E;
 constexpr float kChannelExponent = 24.0f;
 constexpr float kChannelRowScale = 1.0f / (1 << 24);  // takes the rows' power back
+// A decay from the start of a sub-block to the chunk's end up to which it is, times the power, a number that
+// fp32 has all digits of.
+constexpr float kLargestEnd = 148.0f;
 
 constexpr int kChannelThreads = 256;
 
@@ -36,9 +39,10 @@ struct ChannelPrepareMemory {
   static constexpr int kKey = kTileBytes;
   static constexpr int kColumns = 2 * kTileBytes;
   static constexpr int kSystem = 0;
-  static constexpr int kVectors = 3 * kTileBytes;                 // beta, norms, <q, w>, a note a warp
-  static constexpr int kTotals = kVectors + 4 * kVectorBytes;     // [4, KP] log-decays of 16 tokens
-  static constexpr int kBetween = kTotals + kSubBlocks * KP * 4;  // [6, KP] decays of columns to later rows
+  static constexpr int kVectors = 3 * kTileBytes;                      // beta, norms, <q, w>, a note a warp
+  static constexpr int kTotals = kVectors + 4 * kVectorBytes;          // [4, KP] log-decays of 16 tokens
+  static constexpr int kFirstHalves = kTotals + kSubBlocks * KP * 4;   // [4, KP] of their first eight
+  static constexpr int kBetween = kFirstHalves + kSubBlocks * KP * 4;  // [6, KP] decays between blocks
   static_assert(System::kBytes <= 3 * kTileBytes);
   // Log-decays of type G: bf16 in the place of the columns, while no write key is; else behind everything.
   static constexpr int kEnd = kBetween + 6 * KP * 2;
@@ -67,22 +71,19 @@ struct ChannelChunk {
   __device__ ChannelChunk(const DeltaRuleChannelPrepareArgs& given, uint32_t memory)
       : args(given), shape(given.in.shape), base(memory), own_write_key(given.in.write_key.data != nullptr) {}
 
-  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
-  __device__ static int own_warp() { return thread() / 32; }
-  __device__ static int own_lane() { return thread() % 32; }
-  __device__ static int own_block() { return own_warp() % kSubBlocks; }  // of tokens
+  // Unsigned, so that no sign is divided.
+  __device__ static unsigned thread() { return threadIdx.x; }
+  __device__ static int own_warp() { return static_cast<int>(thread() / 32); }
+  __device__ static int own_lane() { return static_cast<int>(thread() % 32); }
+  __device__ static int own_block() { return static_cast<int>(thread() / 32 % kSubBlocks); }  // of tokens
   /// Of the channels; of products within a sub-block those with rows of q or of k.
-  __device__ static int own_half() { return thread() / 128; }
+  __device__ static int own_half() { return static_cast<int>(thread() / 128); }
   /// The lane's first token of eight.
   __device__ static int own_row() {
-    const int at = thread();
-    return at / 32 % kSubBlocks * kSubBlock + (at & 16) / 2;
+    return static_cast<int>(thread() / 32 % kSubBlocks * kSubBlock + (thread() & 16) / 2);
   }
   /// Its first channel of four.
-  __device__ static int own_channel() {
-    const int at = thread();
-    return at / 128 * 64 + at % 16 * 4;
-  }
+  __device__ static int own_channel() { return static_cast<int>(thread() / 128 * 64 + thread() % 16 * 4); }
 
   __device__ RowTile<KP> q() const { return {base + Memory::kQuery}; }
   __device__ RowTile<KP> k() const { return {base + Memory::kKey}; }
@@ -96,6 +97,9 @@ struct ChannelChunk {
   __device__ uint32_t total(int of_block, int of_channel) const {
     return base + Memory::kTotals + (of_block * KP + of_channel) * 4;
   }
+  __device__ uint32_t first_half(int of_block, int of_channel) const {
+    return total(of_block, of_channel) + (Memory::kFirstHalves - Memory::kTotals);
+  }
   /// The decays of two channels from the columns of sub-block `block` to the rows of a later one.
   __device__ uint32_t between(int row_block, int of_block, int of_channel) const {
     return base + Memory::kBetween + ((row_block * (row_block - 1) / 2 + of_block) * KP + of_channel) * 2;
@@ -104,43 +108,44 @@ struct ChannelChunk {
   /// constant beyond.
   template <typename Number = __nv_bfloat16>
   __device__ uint32_t lane_address() const {
-    const int thread = static_cast<int>(threadIdx.x);
-    const int row = thread / 32 % kSubBlocks * kSubBlock + (thread & 16) / 2;
-    const int offset = (thread / 128 * 64 + thread % 16 * 4) * static_cast<int>(sizeof(Number));  // of a row
+    const auto row = static_cast<unsigned>(own_row());
+    const unsigned offset = static_cast<unsigned>(own_channel()) * sizeof(Number);  // of a row
     return base + offset / 128 * kPanelBytes + row * 128 + offset % 128;
   }
   __device__ static uint32_t address(uint32_t first, int r) { return (first ^ (r << 4)) + r * 128; }
   /// Keys padded to 64 leave half of the warps without channels.
-  __device__ bool has_channels() const { return own_half() < KP / 64; }
-  // The chunk's place waits in shared memory: of its first token the row of [N, HV] and the number of
-  // [N, HV, K], its tokens and its slot.
+  __device__ bool has_channels() const { return KP > 64 || own_half() == 0; }
+  // The chunk's place waits in shared memory: of its first token the row of [N, HV] and where it lies in the
+  // decayed q, k and write key, its slot and its tokens.
+  enum Kept { kRow, kOutQ, kOutK, kOutWriteKey, kSlot, kNumKept };
   __device__ uint32_t kept_place() const { return by_warp() + 2 * kSubBlocks * 4; }
   __device__ void keep(const ChunkPlace& place) const {
     if (threadIdx.x != 0) return;
     const int64_t row = place.token * shape.num_value_heads + place.head;
     const int64_t number = row * shape.key_size;
-    const int64_t values[3] = {row, number, place.slot(shape)};
+    const auto address = [number](__nv_bfloat16* rows) { return reinterpret_cast<int64_t>(rows + number); };
+    const int64_t values[kNumKept] = {row, address(args.q), address(args.k), address(args.write_key),
+                                      place.slot(shape)};
 #pragma unroll
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < kNumKept; ++i) {
       write_shared_bits(kept_place() + i * 8, static_cast<uint32_t>(values[i]));
       write_shared_bits(kept_place() + i * 8 + 4, static_cast<uint32_t>(values[i] >> 32));
     }
-    write_shared_bits(kept_place() + 24, static_cast<uint32_t>(place.rows));
+    write_shared_bits(kept_place() + kNumKept * 8, static_cast<uint32_t>(place.rows));
   }
-  __device__ int64_t kept(int i) const {
-    const float2 bits = read_shared_2(kept_place() + i * 8);
+  __device__ int64_t kept(Kept which) const {
+    const float2 bits = read_shared_2(kept_place() + which * 8);
     return static_cast<int64_t>(__float_as_uint(bits.y)) << 32 | __float_as_uint(bits.x);
   }
-  __device__ int64_t slot() const { return kept(2); }
+  __device__ int64_t slot() const { return kept(kSlot); }
   __device__ ChunkPlace place_again() const {
     const int64_t chunk = slot() / shape.num_value_heads;
     return place_of(shape, chunk, static_cast<int>(slot() - chunk * shape.num_value_heads));
   }
-  __device__ int rows() const { return static_cast<int>(read_shared_bits(kept_place() + 24)); }
-  /// The number of the lane's first token and channel in a [N, HV, K]; of numbers between tokens.
-  __device__ int64_t own_number() const {
-    return kept(1) + (static_cast<uint32_t>(own_row()) * row_stride() + own_channel());
-  }
+  __device__ int rows() const { return static_cast<int>(read_shared_bits(kept_place() + kNumKept * 8)); }
+  /// Whether chunk and keys are of full size.
+  __device__ bool has_all() const { return rows() == kChunk && shape.key_size == KP; }
+  /// Numbers from a token to the next in a [N, HV, K].
   __device__ uint32_t row_stride() const {
     return static_cast<uint32_t>(shape.num_value_heads) * static_cast<uint32_t>(shape.key_size);
   }
@@ -151,123 +156,126 @@ struct ChannelChunk {
   static constexpr int kBlockBytes = kSubBlock * 128;
   __device__ static uint32_t step_of(uint32_t address, int step) { return address ^ (step << 5); }
 
-  template <int Columns>
-  __device__ static void queue_rows(const RowTile<Columns>& tile, const __nv_bfloat16* source,
-                                    int64_t row_stride, int num_rows, int columns) {
-    if (num_rows == kChunk && columns == Columns)
-      copy_all_rows_async<kChannelThreads>(tile, source, row_stride);
-    else
-      copy_rows_async<kChannelThreads>(tile, source, row_stride, num_rows, columns);
-  }
   template <typename G>
   __device__ void queue_copies(const ChunkPlace& place) const {
+    if (place.rows == kChunk && shape.key_size == KP)
+      queue_rows<true, G>(place);
+    else
+      queue_rows<false, G>(place);
+    copy_vector_async(beta(), args.in.beta + place.token * shape.num_value_heads + place.head,
+                      shape.num_value_heads, place.rows, 0);
+    copy_async_commit();
+  }
+  /// kAll: of a chunk and keys of full size.
+  template <bool kAll, typename G>
+  __device__ void queue_rows(const ChunkPlace& place) const {
+    const auto queue = [&](const auto& tile, const __nv_bfloat16* source, int64_t row_stride, int columns) {
+      if constexpr (kAll)
+        copy_all_rows_async<kChannelThreads>(tile, source, row_stride);
+      else
+        copy_rows_async<kChannelThreads>(tile, source, row_stride, place.rows, columns);
+    };
     const auto copy = [&](const RowTile<KP>& tile, const DeltaRuleRows& rows, int head) {
-      queue_rows(tile, rows_at(rows, place.token, head), rows.token_stride, place.rows, shape.key_size);
+      queue(tile, rows_at(rows, place.token, head), rows.token_stride, shape.key_size);
     };
     // Found here rather than with the place: where there are as many heads nothing is divided.
     const int key_head = shape.num_key_heads == shape.num_value_heads
                              ? place.head
                              : place.head / (shape.num_value_heads / shape.num_key_heads);
     constexpr int kWords = static_cast<int>(sizeof(G)) / 2;  // of 16 bits, as which log-decays are copied
-    queue_rows(RowTile<KP * kWords>{base + Memory::template logs<G>(own_write_key)},
-               static_cast<const __nv_bfloat16*>(args.log_decay) + log_decay_at(shape, place, 0, 0) * kWords,
-               row_stride() * kWords, place.rows, shape.key_size * kWords);
+    queue(RowTile<KP * kWords>{base + Memory::template logs<G>(own_write_key)},
+          static_cast<const __nv_bfloat16*>(args.log_decay) + log_decay_at(shape, place, 0, 0) * kWords,
+          row_stride() * kWords, shape.key_size * kWords);
     copy(q(), args.in.q, key_head);
     copy(k(), args.in.k, key_head);
     if (own_write_key) copy(w(), args.in.write_key, place.head);
-    copy_vector_async(beta(), args.in.beta + place.token * shape.num_value_heads + place.head,
-                      shape.num_value_heads, place.rows, 0);
-    copy_async_commit();
   }
 
-  /// The lane's log-decays of its token r, from shared memory.
+  /// The lane's log-decays of its token r, from shared memory, none smaller than kSmallestChannelDecay.
   template <typename G>
-  __device__ float4 read_logs(int r) const {
+  __device__ float4 read_logs(int tile, int r) const {
     if (!has_channels()) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const uint32_t at = address(lane_address<G>() + Memory::template logs<G>(own_write_key), r);
-    if constexpr (sizeof(G) == 4) return read_shared_4(at);
+    const uint32_t at = address(lane_address<G>(), r) + tile;
+    if constexpr (sizeof(G) == 4) return limited(read_shared_4(at));
     const uint2 words = read_tile(at);
-    const float2 low = unpack_bf16(words.x);
-    const float2 high = unpack_bf16(words.y);
+    const float2 low = unpack_bf16(larger_of_pairs(words.x, kSmallestChannelDecayPair));
+    const float2 high = unpack_bf16(larger_of_pairs(words.y, kSmallestChannelDecayPair));
     return make_float4(low.x, low.y, high.x, high.y);
   }
-  /// Calls visit(r, log-decays over the sub-block until token r) for the lane's tokens; `before`: those until
-  /// its first one, read(r): those of token r.
+  __device__ static float4 limited(float4 x) {
+    return make_float4(fmaxf(x.x, kSmallestChannelDecay), fmaxf(x.y, kSmallestChannelDecay),
+                       fmaxf(x.z, kSmallestChannelDecay), fmaxf(x.w, kSmallestChannelDecay));
+  }
+  /// Calls visit(r, log-decays to base 2 over the sub-block until token r, and `before`) for the lane's
+  /// tokens; `before`: those until its first one and what is to be added, read(r): natural ones of token r.
   template <class Read, class Visit>
   __device__ static void walk(const float (&before)[4], const Read& read, const Visit& visit) {
     float sums[4] = {before[0], before[1], before[2], before[3]};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const float4 own = read(r);
-      sums[0] += fmaxf(own.x, kSmallestChannelDecay);
-      sums[1] += fmaxf(own.y, kSmallestChannelDecay);
-      sums[2] += fmaxf(own.z, kSmallestChannelDecay);
-      sums[3] += fmaxf(own.w, kSmallestChannelDecay);
+      sums[0] = fmaf(own.x, kLog2E, sums[0]);
+      sums[1] = fmaf(own.y, kLog2E, sums[1]);
+      sums[2] = fmaf(own.z, kLog2E, sums[2]);
+      sums[3] = fmaf(own.w, kLog2E, sums[3]);
       visit(r, sums);
     }
   }
-  /// Log-decays over the lane's tokens and over the other lane's of the same sub-block and channels.
-  template <class Read>
-  __device__ static void sum_halves(const Read& read, float (&own)[4], float (&other)[4]) {
-    walk({0.0f, 0.0f, 0.0f, 0.0f}, read, [&](int, const float(&sums)[4]) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) own[i] = sums[i];
-    });
-#pragma unroll
-    for (int i = 0; i < 4; ++i) other[i] = __shfl_xor_sync(0xffffffffu, own[i], 16);
-  }
-  /// Log-decays until the lane's first token, of those over the other lane's.
-  __device__ static void keep_earlier(float (&other)[4]) {
-#pragma unroll
-    for (float& x : other) x = own_lane() >= 16 ? x : 0.0f;
-  }
-  /// A sum of log-decays to base 2, plus kChannelExponent.
-  __device__ static float exponent(float sum) { return fmaf(sum, kLog2E, kChannelExponent); }
-
-  /// Log-decays until the lane's first token; those to base 2 over the whole sub-block to shared memory.
-  template <typename G>
-  __device__ void sum_logs(float (&before)[4]) const {
-    const int channel = own_channel();
+  /// Log-decays to base 2 until the lane's first token, plus kChannelExponent.
+  __device__ void read_before(float (&before)[4]) const {
     const bool second = own_lane() >= 16;
-    const auto read = [this](int r) { return read_logs<G>(r); };
-    float own[4];
-    sum_halves(read, own, before);
-    float middle[4];
-    float last[4];
+    const float4 x = read_shared_4(first_half(own_block(), own_channel()));
+    const float first[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      middle[i] = (second ? before[i] : own[i]) * kLog2E;
-      last[i] = (own[i] + before[i]) * kLog2E;
-    }
-    keep_earlier(before);
-    note_columns(read, before, middle, last);
-    if (!has_channels() || second) return;
-    const uint32_t target = total(own_block(), channel);
-    write_shared_2(target, last[0], last[1]);
-    write_shared_2(target + 8, last[2], last[3]);
+    for (int i = 0; i < 4; ++i) before[i] = second ? first[i] + kChannelExponent : kChannelExponent;
   }
 
-  /// Notes how many of the warp's tokens, from the first, have columns that carry the inverse of their
-  /// decays, whether all have, and whether one anchor will serve them in the backward.
-  template <class Read>
-  __device__ void note_columns(const Read& read, const float (&before)[4], const float (&middle)[4],
-                               const float (&last)[4]) const {
+  /// Sums of the log-decays to base 2 of the warp's tokens, of the first eight and of all, to shared memory.
+  /// Notes how many of the tokens, from the first, have columns that carry the inverse of their decays,
+  /// whether all have, and whether one anchor will serve them in the backward.
+  template <typename G>
+  __device__ void sum_logs() const {
     bool mild = true;
     bool all = true;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    const auto note = [&](int channel, float middle, float last) {
       constexpr float kLimit = -kLargestAnchoredExponent * kLog2E;
-      mild = mild && middle[i] >= kLimit && last[i] - middle[i] >= kLimit;
-      all = all && last[i] >= -kLargestColumn;
+      mild = mild && middle >= kLimit && last - middle >= kLimit;
+      all = all && last >= -kLargestColumn;
+      write_shared(first_half(own_block(), channel), middle);
+      write_shared(total(own_block(), channel), last);
+    };
+    const auto read = [this](int r) { return read_logs<G>(Memory::template logs<G>(own_write_key), r); };
+    if (has_channels()) {
+      if constexpr (sizeof(G) == 2) {
+        float sums[4] = {};
+        add_pairs_of_logs(sums);
+        const int channel = own_half() * 64 + (own_lane() & 3) * 16 + (own_lane() >> 2);
+        note(channel, sums[0] * kLog2E, sums[1] * kLog2E);
+        note(channel + 8, sums[2] * kLog2E, sums[3] * kLog2E);
+      } else {
+        float own[4];
+        walk({0.0f, 0.0f, 0.0f, 0.0f}, read, [&](int, const float(&sums)[4]) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) own[i] = sums[i];
+        });
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float other = __shfl_xor_sync(0xffffffffu, own[i], 16);
+          if (own_lane() < 16) note(own_channel() + i, own[i], own[i] + other);
+        }
+      }
     }
     mild = __all_sync(0xffffffffu, mild ? 1 : 0) != 0;
     all = __all_sync(0xffffffffu, all ? 1 : 0) != 0;
     unsigned beyond = 0;
     if (!all) {
+      __syncwarp();
+      float before[4];
+      read_before(before);
       walk(before, read, [&](int, const float(&sums)[4]) {
         bool within = true;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) within = within && exponent(sums[i]) >= kChannelExponent - kLargestColumn;
+        for (int i = 0; i < 4; ++i) within = within && sums[i] >= kChannelExponent - kLargestColumn;
         beyond += within ? 0 : 1;
       });
       beyond += __shfl_xor_sync(0xffffffffu, beyond, 16);
@@ -276,6 +284,23 @@ struct ChannelChunk {
     if (own_lane() == 0)
       write_shared_bits(by_warp() + own_warp() * 4, (mild ? kOneAnchor : 0) | (all ? kAllInverse : 0) |
                                                         (kSubBlock - beyond) * kColumnsNote);
+  }
+  /// sums += log-decays in bf16 over the warp's first eight tokens and over all, of the channels 16t + g and
+  /// 16t + 8 + g: products with ones, of every 16 channels in the columns of the lanes that take them.
+  __device__ void add_pairs_of_logs(float (&sums)[4]) const {
+    constexpr uint32_t kOnes = 0x3f803f80;
+    const int lane = own_lane();
+    const RowTile<KP> logs{base + Memory::template logs<__nv_bfloat16>(own_write_key)};
+    const uint32_t first = logs.piece(own_block() * kSubBlock + (lane >> 4) * 8 + (lane & 7),
+                                      own_half() * 64 + ((lane >> 3) & 1) * 8);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t channels[4];
+      load_blocks_transposed(channels, step_of(first, i));
+#pragma unroll
+      for (uint32_t& x : channels) x = larger_of_pairs(x, kSmallestChannelDecayPair);
+      mma_bf16(sums, channels, lane >> 3 == i ? kOnes : 0, lane >> 2 == 2 * i + 1 ? kOnes : 0);
+    }
   }
 
   /// The notes of the warp with this sub-block and half of the channels.
@@ -312,11 +337,19 @@ struct ChannelChunk {
         load_blocks(rows, step_of(both_rows, i) + panel * kPanelBytes);
         mma_bf16(of_query, rows, rows[0], rows[2]);
         mma_bf16(of_key, rows, rows[1], rows[3]);
-        if (!own_write_key) continue;
-        uint32_t write[4];
-        load_blocks(write, step_of(writes, i) + panel * kPanelBytes);
-        mma_bf16(of_write, rows, write[0], write[1]);
       }
+    if (own_write_key) {
+#pragma unroll
+      for (int panel = 0; panel < KP / 64; ++panel)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          uint32_t rows[4];
+          uint32_t write[4];
+          load_blocks(rows, step_of(both_rows, i) + panel * kPanelBytes);
+          load_blocks(write, step_of(writes, i) + panel * kPanelBytes);
+          mma_bf16(of_write, rows, write[0], write[1]);
+        }
+    }
     const int g = lane >> 2;
     if ((g >> 1) != (lane & 3)) return;  // the pair of columns has not the row's own
     const auto upper = [g](const float(&x)[4]) { return g & 1 ? x[1] : x[0]; };
@@ -328,7 +361,7 @@ struct ChannelChunk {
     write_shared(k_rstd() + row * 4, norm_k);
     write_shared(self() + row * 4, own_write_key ? upper(of_write) : upper(of_key));
     if (row < rows()) {
-      const int64_t at = kept(0) + row * shape.num_value_heads;
+      const int64_t at = kept(kRow) + row * shape.num_value_heads;
       args.out.q_rstd[at] = norm_q;
       args.out.k_rstd[at] = norm_k;
     }
@@ -357,27 +390,30 @@ struct ChannelChunk {
     out[3] += x.w;
   }
 
-  /// The lane's channels and tokens of the decayed [N, HV, K].
+  /// The lane's channels and tokens of a decayed [N, HV, K]; kAll: of a chunk and keys of full size.
+  template <bool kAll>
   class RowsOut {
    public:
-    __device__ explicit RowsOut(const ChannelChunk& part)
-        : first_(part.own_number()),
-          stride_(part.row_stride()),
+    /// From `which` of what is kept.
+    __device__ RowsOut(const ChannelChunk& part, Kept which)
+        : first_(reinterpret_cast<char*>(part.kept(which)) +
+                 (static_cast<uint32_t>(own_row()) * part.row_stride() + own_channel()) * 2),
+          stride_(part.row_stride() * 2),
           count_(own_channel() < part.shape.key_size ? part.rows() - own_row() : 0) {}
-    __device__ void store(__nv_bfloat16* rows, int r, uint2 words) const {
-      if (r < count_) *reinterpret_cast<uint2*>(rows + (first_ + static_cast<uint64_t>(stride_) * r)) = words;
+    __device__ void store(int r, uint2 words) const {
+      if (kAll || r < count_) store_words(first_ + static_cast<uint64_t>(stride_) * r, words.x, words.y);
     }
 
    private:
-    int64_t first_;
-    uint32_t stride_;
+    char* first_;
+    uint32_t stride_;  // bytes
     int count_;
   };
 
   /// Rows with the decays and columns with the inverse of the decays within 16 tokens; and, to global memory,
   /// rows with the decays since the chunk's start and the write key with those until its end.
   template <bool kOwnWriteKey, typename G>
-  __device__ void decay_tiles(const float (&before)[4]) const {
+  __device__ void decay_tiles() const {
     const int block = own_block();
     float until_end[4] = {};   // log-decays from the start of the warp's tokens to the end of the chunk
     float from_start[4] = {};  // of all sub-blocks before; then decays, less the power of the rows
@@ -393,25 +429,45 @@ struct ChannelChunk {
       *reinterpret_cast<float4*>(to) = make_float4(exp2_approx(until_end[0]), exp2_approx(until_end[1]),
                                                    exp2_approx(until_end[2]), exp2_approx(until_end[3]));
     }
+    bool plain = has_all();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      until_end[i] += kChannelExponent;  // as `exponent` has it
+      plain = plain && until_end[i] >= -kLargestEnd;
+      until_end[i] += kChannelExponent;  // as `before` has it
       from_start[i] = exp2_approx(from_start[i]) * kChannelRowScale;
     }
-    const RowsOut out(*this);
+    if (__all_sync(0xffffffffu, plain ? 1 : 0) == 0) {
+      decay_rows<kOwnWriteKey, false, G>(until_end, from_start);
+    } else {
+#pragma unroll
+      for (float& x : until_end) x = exp2_approx(x);
+      decay_rows<kOwnWriteKey, true, G>(until_end, from_start);
+    }
+  }
+  /// The same of the lane's tokens. kPlain: of a chunk and keys of full size where `until_end` is a decay, to
+  /// be multiplied with the inverse of others.
+  template <bool kOwnWriteKey, bool kPlain, typename G>
+  __device__ void decay_rows(const float (&until_end)[4], const float (&from_start)[4]) const {
+    const RowsOut<kPlain> query_out(*this, kOutQ);
+    const RowsOut<kPlain> key_out(*this, kOutK);
+    const RowsOut<kPlain> write_out(*this, kOutWriteKey);
     const uint32_t first = lane_address();
     const uint32_t norms = k_rstd() + own_row() * 4;
-    const auto read = [this](int r) { return read_logs<G>(r); };
-    walk(before, read, [&](int r, const float(&sums)[4]) {
+    float4 four_norms = {};
+    const auto read = [this](int r) { return read_logs<G>(Memory::template logs<G>(kOwnWriteKey), r); };
+    float before[4];
+    read_before(before);
+    walk(before, read, [&](int r, const float(&log)[4]) {
       const uint32_t at = address(first, r);
       const uint2 query = read_tile(at + Memory::kQuery);
       const uint2 key = read_tile(at + Memory::kKey);
       const uint2 write = kOwnWriteKey ? read_tile(at + Memory::kColumns) : key;
-      const float written = kOwnWriteKey ? 1.0f : read_shared(norms + r * 4);
-      float log[4];
+      if (!kOwnWriteKey && r % 4 == 0) four_norms = read_shared_4(norms + r * 4);
+      const float written = r % 4 == 0   ? four_norms.x
+                            : r % 4 == 1 ? four_norms.y
+                            : r % 4 == 2 ? four_norms.z
+                                         : four_norms.w;
       float factors[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) log[i] = exponent(sums[i]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(log[i]);
       const uint2 from_block = rounded(factors);
@@ -420,17 +476,17 @@ struct ChannelChunk {
 #pragma unroll
       for (int i = 0; i < 4; ++i) factors[i] *= from_start[i];
       const uint2 from_chunk = rounded(factors);
-      out.store(args.q, r, multiply(query, from_chunk));
-      out.store(args.k, r, multiply(key, from_chunk));
+      query_out.store(r, multiply(query, from_chunk));
+      key_out.store(r, multiply(key, from_chunk));
 #pragma unroll
       for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(-log[i]);
       write_tile(at + Memory::kColumns, multiply(write, rounded(factors)));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        factors[i] = exp2_approx(until_end[i] - log[i]);
+        factors[i] = kPlain ? factors[i] * until_end[i] : exp2_approx(until_end[i] - log[i]);
         if (!kOwnWriteKey) factors[i] *= written;
       }
-      out.store(args.write_key, r, multiply(write, rounded(factors)));
+      write_out.store(r, multiply(write, rounded(factors)));
     });
   }
 
@@ -450,12 +506,10 @@ struct ChannelChunk {
       };
       const float2 low = pair(own_channel());
       const float2 high = pair(own_channel() + 2);
-      return make_float4(low.x, low.y, high.x, high.y);
+      return limited(make_float4(low.x, low.y, high.x, high.y));
     };
-    float own[4];
     float before[4];
-    sum_halves(read, own, before);
-    keep_earlier(before);
+    read_before(before);
     float last[4] = {kChannelExponent, kChannelExponent, kChannelExponent, kChannelExponent};
     add_total(last, own_block());
     const uint32_t first = lane_address();
@@ -466,7 +520,7 @@ struct ChannelChunk {
       if (row < valid) write = __ldg(reinterpret_cast<const uint2*>(source + row * rows.token_stride));
       float factors[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(last[i] - exponent(sums[i]));
+      for (int i = 0; i < 4; ++i) factors[i] = exp2_approx(last[i] - sums[i]);
       write_tile(address(first, r) + Memory::kColumns, multiply(write, rounded(factors)));
     });
   }
@@ -475,8 +529,8 @@ struct ChannelChunk {
   /// carry the inverse of theirs also the decays until the end of their sub-block. A pair of channels and a
   /// sub-block of columns a thread.
   __device__ void find_between() const {
-    const int of_block = static_cast<int>(threadIdx.x) / 64;
-    const int pair = static_cast<int>(threadIdx.x) % 64 * 2;
+    const int of_block = static_cast<int>(thread() / 64);
+    const int pair = static_cast<int>(thread() % 64 * 2);
     if (of_block >= kSubBlocks - 1 || pair >= KP) return;
     float2 logs = make_float2(0.0f, 0.0f);
     if ((notes(of_block, pair / 64) & kAllInverse) != 0) {

@@ -110,46 +110,57 @@ struct ChannelPairs : ChannelChunk<KP> {
     const float2 norms = column_pair(this->k_rstd(), of_block * 2 + eight, own_lane());
     return make_float2(norms.x * scale, norms.y * scale);
   }
-  /// Products of rows 8 upper + g of sub-block `row_block` with those columns: of q to global memory, of k to
-  /// the system.
-  __device__ void store_query(int row_block, int of_block, int eight, int upper, float2 product) const {
-    const int lane = own_lane();
-    auto* pairs = reinterpret_cast<uint32_t*>(args.out.pairs + this->slot() * kDeltaRuleTriangle);
-    pairs[TriangleTile::block(row_block, of_block) * 128 + upper * 64 + eight * 32 + lane] =
-        pack_bf16(product.x, product.y);
+  /// Stores products(eight, upper) of rows 8 upper + g of sub-block `row_block` with those columns: of q to
+  /// global memory.
+  template <class Products>
+  __device__ void store_query(int row_block, int of_block, const Products& products) const {
+    auto* pairs = reinterpret_cast<uint32_t*>(args.out.pairs + this->slot() * kDeltaRuleTriangle) +
+                  TriangleTile::block(row_block, of_block) * 128 + own_lane();
+    for_each_pair([&](int eight, int upper) {
+      const float2 product = products(eight, upper);
+      pairs[upper * 64 + eight * 32] = pack_bf16(product.x, product.y);
+    });
   }
-  __device__ void store_key(int row_block, int of_block, int eight, int upper, float2 product) const {
-    const int lane = own_lane();
-    const int row = row_block * kSubBlock + (lane >> 2);
-    const float norm = read_shared(this->k_rstd() + row * 4 + upper * 32);
-    const uint32_t own = this->system().address(row, of_block * kSubBlock + (lane & 3) * 2);
-    write_shared_2(own + System::distance(upper * 8, eight * 8), product.x * norm, product.y * norm);
+  /// Of k to the system.
+  template <class Products>
+  __device__ void store_key(int row_block, int of_block, const Products& products) const {
+    const int row = row_block * kSubBlock + (own_lane() >> 2);
+    const float norms[2] = {read_shared(this->k_rstd() + row * 4),
+                            read_shared(this->k_rstd() + row * 4 + 32)};
+    const uint32_t own = this->system().address(row, of_block * kSubBlock + (own_lane() & 3) * 2);
+    for_each_pair([&](int eight, int upper) {
+      const float2 product = products(eight, upper);
+      write_shared_2(own + System::distance(upper * 8, eight * 8), product.x * norms[upper],
+                     product.y * norms[upper]);
+    });
+  }
+  template <class Visit>
+  __device__ static void for_each_pair(const Visit& visit) {
+#pragma unroll
+    for (int eight = 0; eight < 2; ++eight)
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper) visit(eight, upper);
   }
 
   __device__ void store_within(const float (&products)[2][4]) const {
-    const int lane = own_lane();
     const int block = own_block();
-    const int half = own_half();
-#pragma unroll
-    for (int eight = 0; eight < 2; ++eight) {
-      const float2 factor = writing(block, eight, 1.0f);
-#pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        const int row = upper * 8 + (lane >> 2);
-        const float on_diagonal =
-            half == 0 ? read_shared(this->self() + (block * kSubBlock + row) * 4) : 0.0f;
-        float x[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int column = eight * 8 + (lane & 3) * 2 + i;
-          x[i] = column < row ? products[eight][2 * upper + i] : column == row ? on_diagonal : 0.0f;
-        }
-        const float2 product = make_float2(x[0] * factor.x, x[1] * factor.y);
-        if (half == 0)
-          store_query(block, block, eight, upper, product);
-        else
-          store_key(block, block, eight, upper, product);
-      }
+    const int g = own_lane() >> 2;
+    const float2 factors[2] = {writing(block, 0, 1.0f), writing(block, 1, 1.0f)};
+    const auto lower = [&](int eight, int upper, float on_diagonal) {
+      const int row = upper * 8 + g;
+      const auto one = [&](int i) {
+        const int column = eight * 8 + (own_lane() & 3) * 2 + i;
+        return column < row ? products[eight][2 * upper + i] : column == row ? on_diagonal : 0.0f;
+      };
+      return make_float2(one(0) * factors[eight].x, one(1) * factors[eight].y);
+    };
+    if (own_half() == 0) {
+      const uint32_t self = this->self() + (block * kSubBlock + g) * 4;
+      const float on_diagonal[2] = {read_shared(self), read_shared(self + 32)};
+      store_query(block, block,
+                  [&](int eight, int upper) { return lower(eight, upper, on_diagonal[upper]); });
+    } else {
+      store_key(block, block, [&](int eight, int upper) { return lower(eight, upper, 0.0f); });
     }
   }
 
@@ -197,18 +208,16 @@ struct ChannelPairs : ChannelChunk<KP> {
   __device__ void store_below(const float (&of_query)[2][4], const float (&of_key)[2][4]) const {
     const int row = below_row();
     const int column_block = below_column();
-#pragma unroll
-    for (int eight = 0; eight < 2; ++eight) {
-      const float2 factor = writing(column_block, eight, kChannelRowScale);
-#pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        const auto scaled = [&](const float(&x)[4]) {
-          return make_float2(x[2 * upper] * factor.x, x[2 * upper + 1] * factor.y);
-        };
-        store_query(row, column_block, eight, upper, scaled(of_query[eight]));
-        store_key(row, column_block, eight, upper, scaled(of_key[eight]));
-      }
-    }
+    const float2 factors[2] = {writing(column_block, 0, kChannelRowScale),
+                               writing(column_block, 1, kChannelRowScale)};
+    const auto scaled = [&](const float(&x)[2][4]) {
+      return [&](int eight, int upper) {
+        return make_float2(x[eight][2 * upper] * factors[eight].x,
+                           x[eight][2 * upper + 1] * factors[eight].y);
+      };
+    };
+    store_query(row, column_block, scaled(of_query));
+    store_key(row, column_block, scaled(of_key));
   }
 
   /// Right of two of the diagonal blocks of M, where `merge` reads it, by a warp each.

@@ -40,15 +40,16 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
   const ScanBlock<Stage> block(args.in, shared_base, stages);
   const int warp = block.warp;
   const int lane = block.lane;
-  const auto copy = [&](int64_t chunk, const Stage& stage) {
-    stage.copy_async(args.in, args.prepared, args.d_o, args.chunk_decay, block.place(shape, chunk),
-                     block.first_channel, [] {});
+  const auto copy = [&](auto part, int64_t chunk, const Stage& stage) {
+    stage.template copy_async<decltype(part)::value, true>(args.in, args.prepared, args.d_o, args.chunk_decay,
+                                                           block.place(shape, chunk), block.first_channel,
+                                                           [] {});
   };
   if (begin_scan<true, Products>(block, copy, NothingToRetire{})) return;
   StateRows<KP> d_state;
   d_state.load(shape, args.d_final == nullptr ? nullptr : args.d_final + block.state_row,
                block.first_warp_channel(), lane);
-  for_each_chunk<true, Products>(block, copy, [&](int64_t chunk, const Stage& stage) {
+  for_each_chunk<true, Products>(block, copy, [&](int64_t chunk, const Stage& stage, const auto& parts) {
     const ChunkPlace place = block.place(shape, chunk);
     const int64_t slot = place.slot(shape);
 
@@ -69,6 +70,7 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
       Products::end();
       store_blocks(args.d_states + block.value_rows(slot, KP), rounded, warp, lane);
     }
+    parts.wait_for_late();
     uint32_t upstream[kChunk / 16][4];  // dO, times the factors of the query
     load_upstream(
         upstream, stage,
@@ -107,6 +109,7 @@ __device__ void scan_backward(const DeltaRuleBackwardScanArgs& args, uint32_t sh
     const auto beta_pair = [&](int n) { return column_pair(stage.beta, n, lane); };
     const float unit = correct<Products, true>(x, stage, beta_pair, NoProducts{}, lane);  // of F in x
     Products::template wait<0>(d_state.value);
+    parts.give_early_back();
 
     uint32_t rows[kChunk / 16][4];
     round_scaled(rows, x, [&](int n) {

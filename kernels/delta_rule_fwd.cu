@@ -82,12 +82,13 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
   const DeltaRuleShape& shape = args.in.shape;
   const ScanBlock<Stage> block(args.in, shared_base, stages);
   const int warp = block.warp;
-  const auto copy = [&](int64_t chunk, const Stage& stage) {
-    stage.copy_async(args.in, args.prepared, args.in.v, args.chunk_decay, block.place(shape, chunk),
-                     block.first_channel, [chunk] {
-                       if constexpr (Products::kWarpgroup)
-                         if (chunk == 0) wait_for_kernel_before();
-                     });
+  const auto copy = [&](auto part, int64_t chunk, const Stage& stage) {
+    stage.template copy_async<decltype(part)::value, false>(args.in, args.prepared, args.in.v,
+                                                            args.chunk_decay, block.place(shape, chunk),
+                                                            block.first_channel, [chunk] {
+                                                              if constexpr (Products::kWarpgroup)
+                                                                if (chunk == 0) wait_for_kernel_before();
+                                                            });
   };
   // The warps that copy take the output of a chunk out of its stage, a thread the pieces that it brings next.
   const auto retire = [&](int64_t chunk, const Stage& stage) {
@@ -100,7 +101,7 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
   StateRows<KP> state;
   state.load(shape, args.initial_state == nullptr ? nullptr : args.initial_state + block.state_row,
              block.first_warp_channel(), block.lane);
-  for_each_chunk<false, Products>(block, copy, [&](int64_t chunk, const Stage& stage) {
+  for_each_chunk<false, Products>(block, copy, [&](int64_t chunk, const Stage& stage, const auto& parts) {
     // Where the registers are full the lane is read anew, so that what is derived from it is not kept around
     // the loop.
     constexpr bool kFull = KP > kDeltaRuleNarrowKeySize || (!OSDN_WGMMA && kDecay != Decay::kChannel);
@@ -138,6 +139,7 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
       if constexpr (!Products::kWarpgroup) read_by_queries();
       if (args.states != nullptr) store_blocks(args.states + block.value_rows(slot, KP), rounded, warp, lane);
     }
+    parts.wait_for_late();
     // What the rest needs of the stage, by warpgroups read while the product goes on.
     constexpr bool kEarly = Products::kWarpgroup;
     float2 early_reading[kEarly ? kChunk / 8 : 1];
@@ -216,6 +218,7 @@ __device__ void scan_forward(const DeltaRuleForwardArgs& args, uint32_t shared_b
       return make_float2(unit * writing.x, unit * writing.y);
     });
     Products::template wait<0>(o);
+    parts.give_early_back();
     if constexpr (kDecay == Decay::kScalar)
       scale_columns(o, [&](int n) { return stage.from_start_pair(n, lane); });
     Products::begin(o);

@@ -21,7 +21,12 @@ constexpr int kComputeRegisters = 224;
 constexpr int kCopyRegisters = 56;
 
 /// Of the barriers of so many stages.
-constexpr int scan_barrier_bytes(int stages) { return 2 * stages * kMbarrierBytes; }
+constexpr int scan_barrier_bytes(int stages) { return 4 * stages * kMbarrierBytes; }
+
+/// The two parts in which a stage is filled and given back where there is a write key, and so no room for a
+/// third stage: the tiles that a chunk is done with long before its end, q and the other one that the old
+/// state is multiplied with (k forward, the write key in reverse), and the others. Without, all is late.
+enum class StagePart { kEarly, kLate };
 
 /// How the state decays: not; by a factor a token; or by a factor a chunk and key channel, the rows carrying
 /// what lies within the chunk.
@@ -99,23 +104,33 @@ struct ScanStage {
     return write_scale == 0 ? make_float2(1.0f, 1.0f) : column_pair(write_scale, block, lane);
   }
 
-  /// `ready()` is called before anything is read that the pass before made: `prepared`, and rows that carry
-  /// their decays.
-  template <typename Ready>
+  /// Queues the copies of a part. `ready()` is called before anything is read that the pass before made:
+  /// `prepared`, and rows that carry their decays.
+  template <StagePart kPart, bool kReverse, typename Ready>
   __device__ void copy_async(const DeltaRuleInputs& in, const DeltaRulePrepared& prepared,
                              const DeltaRuleRows& values, const float* chunk_decay, const ChunkPlace& place,
                              int first_channel, const Ready& ready) const {
     const DeltaRuleShape& shape = in.shape;
-    if constexpr (kDecay == Decay::kChannel) ready();
-    copy_rows_async<kCopyThreads>(k, rows_at(in.k, place.token, place.key_head), in.k.token_stride,
-                                  place.rows, shape.key_size);
-    copy_rows_async<kCopyThreads>(q, rows_at(in.q, place.token, place.key_head), in.q.token_stride,
-                                  place.rows, shape.key_size);
+    const auto copy_keys = [&](const RowTile<KP>& tile, const DeltaRuleRows& rows, int head) {
+      copy_rows_async<kCopyThreads>(tile, rows_at(rows, place.token, head), rows.token_stride, place.rows,
+                                    shape.key_size);
+    };
+    const bool own_write_key = write_scale == 0;
+    if constexpr (kPart == StagePart::kEarly) {
+      if (!own_write_key) return;
+      if constexpr (kDecay == Decay::kChannel) ready();
+      if constexpr (kReverse)
+        copy_keys(w, in.write_key, place.head);
+      else
+        copy_keys(k, in.k, place.key_head);
+      copy_keys(q, in.q, place.key_head);
+      return;
+    }
+    if (!own_write_key || kReverse) copy_keys(k, in.k, place.key_head);
+    if (!own_write_key) copy_keys(q, in.q, place.key_head);
     copy_rows_async<kCopyThreads>(value, rows_at(values, place.token, place.head) + first_channel,
                                   values.token_stride, place.rows, shape.value_size - first_channel);
-    if (write_scale == 0)
-      copy_rows_async<kCopyThreads>(w, rows_at(in.write_key, place.token, place.head),
-                                    in.write_key.token_stride, place.rows, shape.key_size);
+    if (own_write_key && !kReverse) copy_keys(w, in.write_key, place.head);
     if constexpr (kDecay != Decay::kChannel) ready();
     const int64_t slot = place.slot(shape);
     copy_triangles(prepared.inverse + slot * (2 * kDeltaRuleTriangle),
@@ -308,11 +323,12 @@ struct ScanBlock {
   __device__ Stage stage(int index) const {
     return Stage(base + index * Stage::bytes(own_write_key), own_write_key);
   }
-  /// Barriers behind the stages: the stage's tiles are there; all warps are done with them.
-  __device__ uint32_t full(int index) const {
-    return base + stages * Stage::bytes(own_write_key) + index * kMbarrierBytes;
+  /// Barriers behind the stages: a part of the stage's tiles is there; all warps are done with it.
+  __device__ uint32_t full(int index, StagePart part) const {
+    return base + stages * Stage::bytes(own_write_key) +
+           (2 * index + (part == StagePart::kLate ? 1 : 0)) * kMbarrierBytes;
   }
-  __device__ uint32_t empty(int index) const { return full(stages + index); }
+  __device__ uint32_t empty(int index, StagePart part) const { return full(stages + index, part); }
   /// First number of this block's rows in an [M, HV, VP, columns] array, of chunk `slot`.
   __device__ int64_t value_rows(int64_t slot, int columns) const {
     return (slot * padded_values + first_channel) * columns;
@@ -326,25 +342,38 @@ __device__ int64_t chunk_at(const SequencePlace& sequence, int64_t i) {
 }
 
 /// Nothing that the warps that copy take out of a stage.
-struct NothingToRetire {};
+struct NothingToRetire {
+  template <class Stage>
+  __device__ void operator()(int64_t, const Stage&) const {}
+};
 
-/// Sets the first copies going, by `copy(chunk, stage)`. With warpgroups four warps of the block copy chunk
-/// after chunk into the stages that the others have done with, and before that call `retire(chunk, stage)`
-/// for what the others have left there of a chunk; to them this returns true at the end.
+/// Calls `call` with either part as an integral constant.
+template <typename Call>
+__device__ void for_both_parts(const Call& call) {
+  call(std::integral_constant<StagePart, StagePart::kEarly>{});
+  call(std::integral_constant<StagePart, StagePart::kLate>{});
+}
+
+/// Sets the first copies going, by `copy(part, chunk, stage)`. With warpgroups four warps of the block copy
+/// chunk after chunk into the parts of stages that the others have done with, and before the late one call
+/// `retire(chunk, stage)` for what the others have left there of a chunk; to them this returns true at the
+/// end.
 template <bool kReverse, class Products, class Stage, typename Copy, typename Retire>
 __device__ bool begin_scan(const ScanBlock<Stage>& block, const Copy& copy, const Retire& retire) {
   const int64_t chunks = block.sequence.chunks;
   if constexpr (!Products::kWarpgroup) {
-    if (chunks > 0) copy(chunk_at<kReverse>(block.sequence, 0), block.stage(0));
+    if (chunks > 0)
+      for_both_parts([&](auto part) { copy(part, chunk_at<kReverse>(block.sequence, 0), block.stage(0)); });
     copy_async_commit();
     return false;
   } else {
     for (int i = 0; i < block.stages; ++i) block.stage(i).clear();
     if (threadIdx.x == 0) {
-      for (int i = 0; i < block.stages; ++i) {
-        mbarrier_init(block.full(i), Stage::kCopyThreads);
-        mbarrier_init(block.empty(i), Stage::kComputeWarps * 32);
-      }
+      for (int i = 0; i < block.stages; ++i)
+        for_both_parts([&](auto part) {
+          mbarrier_init(block.full(i, part), Stage::kCopyThreads);
+          mbarrier_init(block.empty(i, part), Stage::kComputeWarps * 32);
+        });
     }
     __syncthreads();
     if (block.warp >= 0) {
@@ -357,14 +386,17 @@ __device__ bool begin_scan(const ScanBlock<Stage>& block, const Copy& copy, cons
     int index = 0;
     int parity = 1;
     for (int64_t i = 0; i < rounds; ++i) {
-      mbarrier_wait(block.empty(index), parity);
-      if constexpr (kRetires)
-        if (i >= block.stages)
-          retire(chunk_at<kReverse>(block.sequence, i - block.stages), block.stage(index));
-      if (!kRetires || i < chunks) {
-        copy(chunk_at<kReverse>(block.sequence, i), block.stage(index));
-        mbarrier_arrive_after_copies(block.full(index));
-      }
+      for_both_parts([&](auto part) {
+        if (decltype(part)::value == StagePart::kEarly && !block.own_write_key) return;
+        mbarrier_wait(block.empty(index, part), parity);
+        if constexpr (kRetires && decltype(part)::value == StagePart::kLate)
+          if (i >= block.stages)
+            retire(chunk_at<kReverse>(block.sequence, i - block.stages), block.stage(index));
+        if (!kRetires || i < chunks) {
+          copy(part, chunk_at<kReverse>(block.sequence, i), block.stage(index));
+          mbarrier_arrive_after_copies(block.full(index, part));
+        }
+      });
       if (++index == block.stages) {
         index = 0;
         parity ^= 1;
@@ -374,9 +406,33 @@ __device__ bool begin_scan(const ScanBlock<Stage>& block, const Copy& copy, cons
   }
 }
 
-/// Runs `compute(chunk, stage)` for all chunks of a sequence, each brought while those before it are computed
-/// where there is more than one stage. Warpgroups go on at their own pace: while one waits for the tensor
-/// cores the other has them or computes.
+/// What a chunk's computation is handed and hands back of its stage; the early part is there when it begins,
+/// the late one is given back when it ends.
+template <class Products>
+struct StageParts {
+  bool any;            // else the stage is one
+  uint32_t late_full;  // barriers
+  uint32_t early_empty;
+  int parity;
+
+  /// Returns once the late part is there.
+  __device__ void wait_for_late() const {
+    if constexpr (Products::kWarpgroup) {
+      if (!any) return;
+      mbarrier_wait(late_full, parity);
+      Products::publish_shared();
+    }
+  }
+  /// The early part is done with.
+  __device__ void give_early_back() const {
+    if constexpr (Products::kWarpgroup)
+      if (any) mbarrier_arrive(early_empty);
+  }
+};
+
+/// Runs `compute(chunk, stage, parts)` for all chunks of a sequence, each brought while those before it are
+/// computed where there is more than one stage. Warpgroups go on at their own pace: while one waits for the
+/// tensor cores the other has them or computes.
 template <bool kReverse, class Products, class Stage, typename Copy, typename Compute>
 __device__ void for_each_chunk(const ScanBlock<Stage>& block, const Copy& copy, const Compute& compute) {
   const int64_t chunks = block.sequence.chunks;
@@ -385,19 +441,23 @@ __device__ void for_each_chunk(const ScanBlock<Stage>& block, const Copy& copy, 
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t chunk = chunk_at<kReverse>(block.sequence, i);
     const auto copy_next = [&](int into) {
-      if (i + 1 < chunks) copy(chunk_at<kReverse>(block.sequence, i + 1), block.stage(into));
+      if (i + 1 < chunks)
+        for_both_parts(
+            [&](auto part) { copy(part, chunk_at<kReverse>(block.sequence, i + 1), block.stage(into)); });
       copy_async_commit();
     };
     if constexpr (Products::kWarpgroup) {
-      mbarrier_wait(block.full(index), parity);
+      mbarrier_wait(block.full(index, block.own_write_key ? StagePart::kEarly : StagePart::kLate), parity);
       Products::publish_shared();
-      compute(chunk, block.stage(index));
-      mbarrier_arrive(block.empty(index));
+      compute(chunk, block.stage(index),
+              StageParts<Products>{block.own_write_key, block.full(index, StagePart::kLate),
+                                   block.empty(index, StagePart::kEarly), parity});
+      mbarrier_arrive(block.empty(index, StagePart::kLate));
     } else {
       copy_async_wait<0>();
       __syncthreads();
       if (block.stages == 2) copy_next(index ^ 1);
-      compute(chunk, block.stage(index));
+      compute(chunk, block.stage(index), StageParts<Products>{});
       if (block.stages == 1) {
         __syncthreads();
         copy_next(0);

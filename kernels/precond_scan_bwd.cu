@@ -141,7 +141,7 @@ struct BackwardChain {
       const bool more = block > 0;
       const auto fetch = [&](int token) {
         const bool within = token > 0;
-        if (!within) turns.pass_on(block + 1 < blocks, more);
+        if (!within && more) turns.wait_for_next();
         next.load(within || !more ? slot : slots[turns.next_worker()],
                   within ? token - 1 : Slot::kTokens - 1);
       };
@@ -156,7 +156,6 @@ struct BackwardChain {
       if (!fixed) walk<false>(slot, next, fetch);
       turns.go_on();
     }
-    if (blocks > 0) turns.give_back();
 #pragma unroll
     for (int i = 0; i < P; ++i) gradient[i] *= inverse_scale;
     if (args.d_initial != nullptr) store_row<float, P>(args.d_initial + state, gradient, chain.active);

@@ -79,7 +79,7 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
           next.load(slot, token + 1);
         } else {
           const bool within = token + 1 < Slot::kTokens;
-          if (!within) turns.pass_on(block > 0, more);
+          if (!within && more) turns.wait_for_next();
           next.load(within || !more ? slot : slots[turns.next_worker()], within ? token + 1 : 0);
         }
         const float step = now.step(total);
@@ -90,7 +90,6 @@ __device__ void forward_chain(const PrecondScanForwardArgs& args, const ScanChai
     }
     turns.go_on();
   }
-  if (blocks > 0) turns.give_back();
   store_row<float, P>(args.final_d + chain.state * in.key_size + chain.channel, d, chain.active);
 }
 

@@ -48,9 +48,7 @@ __device__ inline int scan_warp_of(int worker) {
 }
 
 /// How a block of tokens is handed over, by two barriers a worker: it has a block ready in shared memory; the
-/// chain is through with it. All lanes of the warp that hands over arrive. The chain says so of a block when
-/// the one behind it is done: of the last block the last sum is still under way, which it would have to wait
-/// for.
+/// chain is through with it. All lanes of the warp that hands over arrive.
 struct ScanHandover {
   uint32_t barriers;  // shared address, a multiple of 8
   int workers;
@@ -82,20 +80,16 @@ class ScanTurns {
   }
   __device__ int worker() const { return worker_; }
   __device__ int next_worker() const { return worker_ + 1 == handover_.workers ? 0 : worker_ + 1; }
-  /// Ahead of the last sum of a block: gives the one before it back, and returns once the next one is ready,
-  /// where there are such.
-  __device__ void pass_on(bool any_before, bool more) const {
-    if (any_before) give_back();
+  /// Returns once the next block is ready.
+  __device__ void wait_for_next() const {
     const int next = next_worker();
-    if (more) mbarrier_wait(handover_.ready(next), next == 0 ? parity_ ^ 1 : parity_);
+    mbarrier_wait(handover_.ready(next), next == 0 ? parity_ ^ 1 : parity_);
   }
+  /// Gives the block back to its worker and goes on to the next one.
   __device__ void go_on() {
+    mbarrier_arrive(handover_.through(worker_));
     worker_ = next_worker();
     if (worker_ == 0) parity_ ^= 1;
-  }
-  /// The block of the worker before.
-  __device__ void give_back() const {
-    mbarrier_arrive(handover_.through(worker_ == 0 ? handover_.workers - 1 : worker_ - 1));
   }
 
  private:

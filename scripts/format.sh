@@ -53,7 +53,9 @@ fi
 
 mapfile -t texts < <(files '*.h' '*.cuh' '*.cpp' '*.cu' '*.md' '*.sh' '*.yaml' '*.yml' '*.cmake' '*.json' '*.txt')
 if [ "$check" = no ]; then
-  sed -i 's/[ \t]*$//' "${texts[@]}"
+  # Only where there is something to change: what is written is compiled again.
+  mapfile -t blanks < <(grep -lE '[[:blank:]]+$' -- "${texts[@]}" || true)
+  [ ${#blanks[@]} -eq 0 ] || sed -i 's/[ \t]*$//' "${blanks[@]}"
   for file in "${texts[@]}"; do
     # The substitution drops the last newline, so an ending newline shows as nothing.
     [ ! -s "$file" ] || [ -z "$(tail -c 1 "$file")" ] || echo >>"$file"

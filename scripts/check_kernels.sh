@@ -20,10 +20,11 @@ delta_rule_backward_gradients_kernel sm_80 312
 delta_rule_backward_gradients_kernel sm_90a 340
 delta_rule_backward_scan_kernel sm_80 52
 delta_rule_backward_scan_kernel sm_90a 52
+delta_rule_forward_kernel<128 sm_80 8
 delta_rule_forward_kernel<256 sm_80 220
 delta_rule_forward_kernel<256 sm_90a 252
 delta_rule_backward_scan_kernel<256 sm_80 76
-delta_rule_backward_scan_kernel<256 sm_90a 172
+delta_rule_backward_scan_kernel<256 sm_90a 176
 cross_entropy_kernel sm_80 16
 cross_entropy_kernel sm_90a 16
 rms_norm_detail::backward_kernel sm_80 464

@@ -263,7 +263,7 @@ __device__ void store_inverse_in_two(const System& system, const DeltaRulePrepar
   }
 }
 
-// On a multiprocessor. A fourth leaves threads 64 registers, too few to hold log-decays of fp32.
+// On a multiprocessor, as shared memory has room for: log-decays of fp32 lie behind the tiles.
 template <typename G>
 constexpr int kBlocksAtOnce = sizeof(G) == 2 ? 4 : 2;
 

@@ -183,12 +183,4 @@ __device__ inline uint32_t load_pair_if(bool valid, const __nv_bfloat16* source)
   return out;
 }
 
-/// Four floats from global memory, by a load that stays before the copies and barriers behind it.
-__device__ inline void load_four(float (&out)[4], const float* source) {
-  asm volatile("ld.global.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
-               : "l"(source)
-               : "memory");
-}
-
 }  // namespace osdn::kernels

@@ -101,9 +101,6 @@ inline float exp2_approx(float x) {
   return std::fpclassify(out) == FP_SUBNORMAL ? 0.0f : out;
 }
 inline float reciprocal(float x) { return 1.0f / x; }
-inline void load_four(float (&out)[4], const float* source) {
-  for (int i = 0; i < 4; ++i) out[i] = source[i];
-}
 inline float2 load_pair_if(bool valid, const float* source) {
   return valid ? make_float2(source[0], source[1]) : make_float2(0.0f, 0.0f);
 }

@@ -1,8 +1,9 @@
-// One token a sequence by the delta rule (docs/ops/delta_rule.md eq. 1-3, 13). A block of 8 warps takes 32
-// value channels of a (sequence, value head): 8 lanes a row of the state, 4 channels each, 32 rows at once,
+// One token a sequence by the delta rule (docs/ops/delta_rule.md eq. 1-3, 13). A block of 4 warps takes 32
+// value channels of a (sequence, value head): 8 lanes a row of the state, 4 channels each, 16 rows at once,
 // all of them in registers from the load to the store. S^T k and S^T q come from the same pass over the old
-// state; the output adds u <w, q>, so one exchange through shared memory (6 KB) is all. Bound by memory: 8 KV
-// bytes. Any architecture from 8.0 on.
+// state; the output adds u <w, q>, so one exchange through shared memory is all. Bound by memory: 8 KV bytes;
+// small blocks, eight a multiprocessor, so that some of them load while others compute and store. Any
+// architecture from 8.0 on.
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
@@ -13,7 +14,7 @@
 namespace osdn::kernels {
 namespace {
 
-constexpr int kStepThreads = 256;
+constexpr int kStepThreads = 128;
 constexpr int kStepWarps = kStepThreads / kWarpSize;
 constexpr int kLaneChannels = 4;  // value channels of a lane
 constexpr int kRowLanes = 8;      // lanes that share a row of the state
@@ -26,8 +27,9 @@ struct StepShared {
   float query[kDeltaRuleStepMaxKeySize];   // exp(g) o q, q as given
   float write[kDeltaRuleStepMaxKeySize];   // write key as given
   float factor[kDeltaRuleStepMaxKeySize];  // exp(g)
-  float sums[kStepWarps][3];               // a warp's part of |q|^2, |k|^2, <w, q>
-  float4 read[kStepWarps][2][kRowLanes];   // a warp's part of S^T k and S^T q
+  float value[kStepColumns];
+  float sums[kStepWarps][3];              // a warp's part of |q|^2, |k|^2, <w, q>
+  float4 read[kStepWarps][2][kRowLanes];  // a warp's part of S^T k and S^T q
 };
 
 __device__ float step_number(const __nv_bfloat16* x) { return __bfloat162float(*x); }
@@ -62,69 +64,80 @@ __device__ float4 sum_over_rows(float4 x) {
   return x;
 }
 
+/// Rows: of the state a thread holds.
 template <typename T, int Rows>
-__global__ void __launch_bounds__(kStepThreads)
+__global__ void __launch_bounds__(kStepThreads, 64 / Rows)
     delta_rule_step_kernel(const __grid_constant__ DeltaRuleStepArgs args) {
   __shared__ StepShared shared;
   const int K = args.key_size;
   const int V = args.value_size;
-  const int tiles = (V + kStepColumns - 1) / kStepColumns;
+  const unsigned tiles = static_cast<unsigned>(V + kStepColumns - 1) / kStepColumns;
   const int64_t pair = blockIdx.x / tiles;  // sequence and value head
-  const int64_t sequence = pair / args.num_value_heads;
-  const int head = static_cast<int>(pair % args.num_value_heads);
+  const int64_t sequence = blockIdx.x / tiles / static_cast<unsigned>(args.num_value_heads);
+  const int head = static_cast<int>(blockIdx.x / tiles % static_cast<unsigned>(args.num_value_heads));
   const int key_head = head / (args.num_value_heads / args.num_key_heads);
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / kWarpSize;
-  const int column = static_cast<int>(blockIdx.x % tiles) * kStepColumns + thread % kRowLanes * kLaneChannels;
+  const int first_column = static_cast<int>(blockIdx.x % tiles) * kStepColumns;
+  const int column = first_column + thread % kRowLanes * kLaneChannels;
   const int first_row = thread / kRowLanes;
 
+  const int64_t first_number = (pair * K + first_row) * V + column;  // of the thread's, [S, HV, K, V]
+  const int count = column < V ? (K - first_row + kStepRows - 1) / kStepRows : 0;  // rows that are there
   float4 state[Rows];
 #pragma unroll
   for (int i = 0; i < Rows; ++i) {
-    const int row = first_row + i * kStepRows;
     state[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (args.initial_state != nullptr && row < K && column < V)
-      state[i] = *reinterpret_cast<const float4*>(args.initial_state + (pair * K + row) * V + column);
+    if (args.initial_state != nullptr && i < count)
+      state[i] = *reinterpret_cast<const float4*>(args.initial_state + first_number + i * kStepRows * V);
   }
   const auto store_state = [&] {
 #pragma unroll
-    for (int i = 0; i < Rows; ++i) {
-      const int row = first_row + i * kStepRows;
-      if (row < K && column < V)
-        *reinterpret_cast<float4*>(args.final_state + (pair * K + row) * V + column) = state[i];
-    }
+    for (int i = 0; i < Rows; ++i)
+      if (i < count)
+        *reinterpret_cast<float4*>(args.final_state + first_number + i * kStepRows * V) = state[i];
   };
-  const int64_t token = args.offsets[sequence];
-  if (args.offsets[sequence + 1] == token) {
-    store_state();
-    return;
+  int64_t token = sequence;  // where all sequences have one, so that no load waits for another
+  if (args.num_tokens != args.num_sequences) {
+    token = args.offsets[sequence];
+    if (args.offsets[sequence + 1] == token) {
+      store_state();
+      return;
+    }
   }
 
-  float value[kLaneChannels] = {};
-  if (column < V) {
-    const T* source = step_row<T>(args.v, token, head) + column;
-#pragma unroll
-    for (int i = 0; i < kLaneChannels; ++i) value[i] = step_number(source + i);
-  }
+  if (thread < kStepColumns)
+    shared.value[thread] = first_column + thread < V
+                               ? step_number(step_row<T>(args.v, token, head) + first_column + thread)
+                               : 0.0f;
   const int64_t token_head = token * args.num_value_heads + head;
   const float beta = args.beta[token_head];
-  float q = 0.0f;
-  float k = 0.0f;
-  float w = 0.0f;
-  if (thread < K) {
-    q = step_number(step_row<T>(args.q, token, key_head) + thread);
-    k = step_number(step_row<T>(args.k, token, key_head) + thread);
-    w = args.write_key.data != nullptr ? step_number(step_row<T>(args.write_key, token, head) + thread) : k;
-    const float factor =
-        args.log_decay != nullptr
-            ? expf(step_log_decay(args, args.channel_decay ? token_head * K + thread : token_head))
-            : 1.0f;
-    shared.key[thread] = factor * k;
-    shared.query[thread] = factor * q;
-    shared.write[thread] = w;
-    shared.factor[thread] = factor;
+  float parts[3] = {};
+#pragma unroll
+  for (int first = 0; first < Rows * kStepRows; first += kStepThreads) {
+    const int channel = first + thread;
+    float q = 0.0f;
+    float k = 0.0f;
+    float w = 0.0f;
+    float factor = 1.0f;
+    if (channel < K) {
+      q = step_number(step_row<T>(args.q, token, key_head) + channel);
+      k = step_number(step_row<T>(args.k, token, key_head) + channel);
+      w = args.write_key.data != nullptr ? step_number(step_row<T>(args.write_key, token, head) + channel)
+                                         : k;
+      if (args.log_decay != nullptr)
+        factor = expf(step_log_decay(args, args.channel_decay ? token_head * K + channel : token_head));
+    }
+    shared.key[channel] = factor * k;
+    shared.query[channel] = factor * q;
+    shared.write[channel] = w;
+    shared.factor[channel] = factor;
+    parts[0] += q * q;
+    parts[1] += k * k;
+    parts[2] += w * q;
   }
-  const float parts[3] = {warp_sum(q * q), warp_sum(k * k), warp_sum(w * q)};
+#pragma unroll
+  for (float& part : parts) part = warp_sum(part);
   if (thread % kWarpSize == 0) {
 #pragma unroll
     for (int i = 0; i < 3; ++i) shared.sums[warp][i] = parts[i];
@@ -136,7 +149,6 @@ __global__ void __launch_bounds__(kStepThreads)
 #pragma unroll
   for (int i = 0; i < Rows; ++i) {
     const int row = first_row + i * kStepRows;
-    if (row >= K) break;
     add_scaled(read_key, shared.key[row], state[i]);
     add_scaled(read_query, shared.query[row], state[i]);
   }
@@ -151,7 +163,7 @@ __global__ void __launch_bounds__(kStepThreads)
   float sums[3] = {};
   read_key = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   read_query = read_key;
-#pragma unroll
+#pragma unroll 1  // or registers do not suffice for as many blocks
   for (int from = 0; from < kStepWarps; ++from) {
 #pragma unroll
     for (int i = 0; i < 3; ++i) sums[i] += shared.sums[from][i];
@@ -167,7 +179,7 @@ __global__ void __launch_bounds__(kStepThreads)
   float out[kLaneChannels];
 #pragma unroll
   for (int i = 0; i < kLaneChannels; ++i) {
-    written[i] = beta * (value[i] - k_rstd * by_key[i]);
+    written[i] = beta * (shared.value[thread % kRowLanes * kLaneChannels + i] - k_rstd * by_key[i]);
     out[i] = args.scale * q_rstd * (by_query[i] + w_rstd * sums[2] * written[i]);
   }
   if (thread < kRowLanes && column < V)
@@ -176,7 +188,6 @@ __global__ void __launch_bounds__(kStepThreads)
 #pragma unroll
   for (int i = 0; i < Rows; ++i) {
     const int row = first_row + i * kStepRows;
-    if (row >= K) break;
     const float factor = shared.factor[row];
     state[i] =
         make_float4(factor * state[i].x, factor * state[i].y, factor * state[i].z, factor * state[i].w);
@@ -191,15 +202,15 @@ void launch(const DeltaRuleStepArgs& args, CUstream_st* stream) {
   const int64_t tiles = (args.value_size + kStepColumns - 1) / kStepColumns;
   const auto blocks = static_cast<unsigned>(args.num_sequences * args.num_value_heads * tiles);
   if (blocks == 0) return;
-  const bool many_rows = args.key_size > 4 * kStepRows;
+  const bool many_rows = args.key_size > 8 * kStepRows;
   if (args.bf16 && many_rows)
-    delta_rule_step_kernel<__nv_bfloat16, 8><<<blocks, kStepThreads, 0, stream>>>(args);
+    delta_rule_step_kernel<__nv_bfloat16, 16><<<blocks, kStepThreads, 0, stream>>>(args);
   else if (args.bf16)
-    delta_rule_step_kernel<__nv_bfloat16, 4><<<blocks, kStepThreads, 0, stream>>>(args);
+    delta_rule_step_kernel<__nv_bfloat16, 8><<<blocks, kStepThreads, 0, stream>>>(args);
   else if (many_rows)
-    delta_rule_step_kernel<float, 8><<<blocks, kStepThreads, 0, stream>>>(args);
+    delta_rule_step_kernel<float, 16><<<blocks, kStepThreads, 0, stream>>>(args);
   else
-    delta_rule_step_kernel<float, 4><<<blocks, kStepThreads, 0, stream>>>(args);
+    delta_rule_step_kernel<float, 8><<<blocks, kStepThreads, 0, stream>>>(args);
   OSDN_CUDA_CHECK(cudaGetLastError());
 }
 

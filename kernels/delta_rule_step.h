@@ -24,6 +24,7 @@ struct DeltaRuleStepRows {
 struct DeltaRuleStepArgs {
   const int64_t* offsets = nullptr;  // [S + 1] sequence bounds in tokens
   int64_t num_sequences = 0;         // S
+  int64_t num_tokens = 0;            // N
   int num_key_heads = 0;             // H
   int num_value_heads = 0;           // HV
   int key_size = 0;                  // K, at most kDeltaRuleStepMaxKeySize

@@ -51,6 +51,7 @@ Forward forward_step(const Problem& problem) {
           : at::empty({S, v.size(1), k.size(2), v.size(2)}, v.options().dtype(at::kFloat));
   launch(kernels::DeltaRuleStepArgs{.offsets = problem.sequences->offsets().const_data_ptr<int64_t>(),
                                     .num_sequences = S,
+                                    .num_tokens = problem.v.size(0),
                                     .num_key_heads = static_cast<int>(k.size(1)),
                                     .num_value_heads = static_cast<int>(v.size(1)),
                                     .key_size = static_cast<int>(k.size(2)),

@@ -21,9 +21,9 @@ inline constexpr int kDeltaRuleChunk = 64;
 inline constexpr int kDeltaRuleTriangle = 10 * 16 * 16;  // numbers of a triangular matrix of a chunk
 inline constexpr int kDeltaRuleMaxKeySize = 256;
 inline constexpr int kDeltaRuleMaxValueSize = 512;
-/// A decay by channel (delta_rule_channel.h) goes up to these.
+inline constexpr int kDeltaRuleChannelValueSize = 256;  // with a decay by channel (delta_rule_channel.h)
+/// Keys above this one need more shared memory.
 inline constexpr int kDeltaRuleNarrowKeySize = 128;
-inline constexpr int kDeltaRuleNarrowValueSize = 256;
 
 /// Whether the current device has the shared memory that keys above kDeltaRuleNarrowKeySize need, 163 KB a
 /// block.

@@ -11,6 +11,7 @@
 // one.
 #include <algorithm>
 
+#include "kernels/common/warp.cuh"
 #include "kernels/common/wgmma.cuh"
 #include "kernels/delta_rule_channel.h"
 #include "kernels/detail/delta_rule_channel_columns.cuh"
@@ -66,7 +67,7 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::weigh_pairs(
       write_shared_bits(target + n / 2 * 512 + (n & 1) * 128 + i * 256, pack_bf16(pair[0], pair[1]));
     }
   }
-  if (!of_query && (own_column == 0 || own_column == 1)) {
+  if (!of_query && args.d_beta != nullptr && (own_column == 0 || own_column == 1)) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (row + i * 8 < place.rows) chunk_of(args.d_beta, 1)[row_offset(row + i * 8, 1)] = d_beta[i];
@@ -179,10 +180,10 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::prepare_rows
   copy_async_commit();
   const bool walks = lane < kWalkLanes;
   const Log* source =
-      chunk_of(log_decay(), shape.key_size) + row_offset(first_row, shape.key_size) + walk_channel();
+      chunk_of(log_decay(), args.row_size) + row_offset(first_row, args.row_size) + walk_channel();
   const bool valid = walks && walk_channel() < shape.key_size;
   const auto load = [&](int r) {
-    return load_pair_if(valid && first_row + r < place.rows, source + row_offset(r, shape.key_size));
+    return load_pair_if(valid && first_row + r < place.rows, source + row_offset(r, args.row_size));
   };
   const auto log_of = [](auto loaded) {
     const float2 x = as_floats(loaded);
@@ -313,7 +314,8 @@ constexpr unsigned kGradientBlocksOnDevice = kGradientBlocksAtOnce * 132;
 
 /// One chunk and value head. `next`: the block that will follow this one on its multiprocessor.
 template <int KP, int VT, bool kAnchored, class Products, class Log>
-__device__ void channel_gradients_of(const DeltaRuleChannelGradientsArgs& args, int64_t slot, unsigned next) {
+__device__ void channel_gradients_of(const ChannelPart<DeltaRuleChannelGradientsArgs>& args, int64_t slot,
+                                     unsigned next) {
   using Part = ChannelGradients<KP, VT, kAnchored, Products, Log>;
   const DeltaRuleShape& shape = args.in.shape;
   const ChunkPlace place =
@@ -352,13 +354,14 @@ __device__ void channel_gradients_of(const DeltaRuleChannelGradientsArgs& args, 
 }
 
 /// Whether one anchor serves every sub-block of a chunk and value head.
-__device__ bool anchored_throughout(const DeltaRuleChannelGradientsArgs& args, int64_t slot) {
+__device__ bool anchored_throughout(const ChannelPart<DeltaRuleChannelGradientsArgs>& args, int64_t slot) {
   return args.anchored[slot] == (1 << kSubBlocks) - 1;
 }
 
 template <int KP, int VT, class Products, class Log>
 __global__ void __launch_bounds__(kChannelGradientThreads, kGradientBlocksAtOnce)
-    delta_rule_channel_gradients_kernel(const __grid_constant__ DeltaRuleChannelGradientsArgs args) {
+    delta_rule_channel_gradients_kernel(
+        const __grid_constant__ ChannelPart<DeltaRuleChannelGradientsArgs> args) {
   const int64_t slot = slot_of_block(args.in.shape, blockIdx.x);
   if constexpr (Products::kAvailable)
     if (anchored_throughout(args, slot))
@@ -366,7 +369,7 @@ __global__ void __launch_bounds__(kChannelGradientThreads, kGradientBlocksAtOnce
 }
 
 struct StrongGradientsArgs {
-  DeltaRuleChannelGradientsArgs gradients;
+  ChannelPart<DeltaRuleChannelGradientsArgs> gradients;
   int64_t count;   // chunks and value heads
   int64_t stride;  // blocks
 };
@@ -389,7 +392,7 @@ __global__ void __launch_bounds__(kChannelGradientThreads, 1)
 }
 
 template <int KP, int VT, class Log>
-void launch_channel_gradients(const DeltaRuleChannelGradientsArgs& args, CUstream_st* stream) {
+void launch_channel_gradients(const ChannelPart<DeltaRuleChannelGradientsArgs>& args, CUstream_st* stream) {
   const int64_t count = args.in.shape.num_chunks * args.in.shape.num_value_heads;
   auto* kernel = delta_rule_channel_gradients_kernel<KP, VT, WarpGradients, Log>;
   if constexpr (KP == 128)
@@ -403,24 +406,100 @@ void launch_channel_gradients(const DeltaRuleChannelGradientsArgs& args, CUstrea
                 StrongGradientsArgs{args, count, blocks}, stream);
 }
 
+struct ChannelNormsArgs {
+  DeltaRuleShape shape;
+  struct Vectors {
+    DeltaRuleRows rows;                 // [N, H, K] as given
+    const float* rstd = nullptr;        // [N, HV]
+    __nv_bfloat16* gradient = nullptr;  // [N, HV, K]
+  } of[2];                              // q and k
+};
+
+constexpr int kNormsThreads = 256;
+
+/// Takes gradients of normalised vectors, times their norms, through the norms: d -= x rstd^2 <x, d>. A warp
+/// a token and value head, eight channels a lane.
+__global__ void __launch_bounds__(kNormsThreads)
+    delta_rule_channel_norms_kernel(const __grid_constant__ ChannelNormsArgs args) {
+  const ChannelNormsArgs::Vectors& of = args.of[blockIdx.y];
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kNormsThreads / 32) + threadIdx.x / 32;
+  const int channel = static_cast<int>(threadIdx.x % 32) * 8;
+  if (row >= args.shape.num_tokens * args.shape.num_value_heads) return;
+  const int64_t token = row / args.shape.num_value_heads;
+  const int key_head = static_cast<int>(row % args.shape.num_value_heads) /
+                       (args.shape.num_value_heads / args.shape.num_key_heads);
+  const bool valid = channel < args.shape.key_size;
+  auto* at = reinterpret_cast<uint4*>(of.gradient + row * args.shape.key_size + channel);
+  uint4 x = {};
+  uint4 d = {};
+  if (valid) {
+    x = __ldg(reinterpret_cast<const uint4*>(rows_at(of.rows, token, key_head) + channel));
+    d = *at;
+  }
+  const float rstd = of.rstd[row];
+  const float along = warp_sum(dot_of_pieces(x, d)) * rstd * rstd;
+  const auto less = [along](uint32_t gradient, uint32_t vector) {
+    const float2 g = unpack_bf16(gradient);
+    const float2 v = unpack_bf16(vector);
+    return pack_bf16(g.x - along * v.x, g.y - along * v.y);
+  };
+  if (valid) *at = make_uint4(less(d.x, x.x), less(d.y, x.y), less(d.z, x.z), less(d.w, x.w));
+}
+
+/// Keys above kDeltaRuleNarrowKeySize: a launch for each part of the channels, the norms of all afterwards.
+template <class ByPart>
+void launch_wide_gradients(const DeltaRuleChannelGradientsArgs& args, const ByPart& by_part,
+                           CUstream_st* stream) {
+  constexpr int kFirst = kDeltaRuleNarrowKeySize;
+  for (const int first : {0, kFirst}) {
+    ChannelPart<DeltaRuleChannelGradientsArgs> part = channel_part(args, first);
+    part.normalize = false;
+    part.chunk_decay += first;
+    part.states += first * 8;
+    part.d_states += first * 8;
+    part.d_q += first;
+    part.d_k += first;
+    if (part.d_write_key != nullptr) part.d_write_key += first;
+    if (first > 0) part.d_v = nullptr;
+    if (first > 0) part.d_beta = nullptr;
+    part.d_log_decay = static_cast<char*>(args.d_log_decay) + first * (args.bf16_log_decay ? 2 : 4);
+    by_part(part);
+  }
+  if (!args.normalize) return;
+  const int64_t warps = args.in.shape.num_tokens * args.in.shape.num_value_heads;
+  const auto blocks = static_cast<unsigned>((warps + kNormsThreads / 32 - 1) / (kNormsThreads / 32));
+  launch_kernel(
+      delta_rule_channel_norms_kernel, dim3(blocks, 2), kNormsThreads, 0,
+      ChannelNormsArgs{.shape = args.in.shape,
+                       .of = {{args.in.q, args.q_rstd, args.d_q}, {args.in.k, args.k_rstd, args.d_k}}},
+      stream);
+}
+
 }  // namespace
 
 void launch(const DeltaRuleChannelGradientsArgs& args, CUstream_st* stream) {
-  if (args.in.shape.num_chunks * args.in.shape.num_value_heads == 0) return;
-  by_key_size(args.in.shape, [&](auto padded) {
-    constexpr int KP = decltype(padded)::value;
-    const auto by_value_size = [&](auto log) {
-      using Log = decltype(log);
-      if (delta_rule_padded_value_size(args.in.shape.value_size) == 64)
-        launch_channel_gradients<KP, 64, Log>(args, stream);
+  const DeltaRuleShape& shape = args.in.shape;
+  if (shape.num_chunks * shape.num_value_heads == 0) return;
+  const auto by_part = [&](const ChannelPart<DeltaRuleChannelGradientsArgs>& part) {
+    by_key_size(part.in.shape, [&](auto padded) {
+      constexpr int KP = decltype(padded)::value;
+      const auto by_value_size = [&](auto log) {
+        using Log = decltype(log);
+        if (delta_rule_padded_value_size(shape.value_size) == 64)
+          launch_channel_gradients<KP, 64, Log>(part, stream);
+        else
+          launch_channel_gradients<KP, 128, Log>(part, stream);
+      };
+      if (args.bf16_log_decay)
+        by_value_size(__nv_bfloat16{});
       else
-        launch_channel_gradients<KP, 128, Log>(args, stream);
-    };
-    if (args.bf16_log_decay)
-      by_value_size(__nv_bfloat16{});
-    else
-      by_value_size(float{});
-  });
+        by_value_size(float{});
+    });
+  };
+  if (shape.key_size > kDeltaRuleNarrowKeySize)
+    launch_wide_gradients(args, by_part, stream);
+  else
+    by_part({args, shape.key_size, delta_rule_padded_key_size(shape.key_size)});
 }
 
 }  // namespace osdn::kernels

@@ -15,6 +15,38 @@
 namespace osdn::kernels {
 namespace {
 
+/// Places of 16 bytes of a triangle's rows in a system.
+struct SystemRows {
+  System system;
+  __device__ uint32_t piece(int row, int column) const { return system.address(row, column); }
+};
+
+/// Y to the chunk's place as bf16, rounded and what rounding took: numbers of a chunk may be e^-80 of others
+/// and count beside gradients as small.
+__device__ void store_inverse_in_two(const System& system, const DeltaRulePrepared& prepared, int64_t slot) {
+  constexpr int kPieces = TriangleTile::kBytes / 16;
+  auto* target = reinterpret_cast<uint4*>(prepared.inverse + slot * (2 * kDeltaRuleTriangle));
+#pragma unroll
+  for (int first = 0; first < kPieces; first += kChannelThreads) {
+    const int piece = first + static_cast<int>(threadIdx.x);
+    if (piece >= kPieces) break;
+    const uint32_t at = triangle_piece_in(SystemRows{system}, piece);
+    const float4 left = read_shared_4(at);
+    const float4 right = read_shared_4(at + 16);
+    const float x[8] = {left.x, left.y, left.z, left.w, right.x, right.y, right.z, right.w};
+    uint32_t rounded[4];
+    uint32_t rest[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      rounded[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+      const float2 stored = unpack_bf16(rounded[i]);
+      rest[i] = pack_bf16(x[2 * i] - stored.x, x[2 * i + 1] - stored.y);
+    }
+    target[piece] = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+    target[kPieces + piece] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
+  }
+}
+
 /// The products of a chunk's pairs: M to the system in shared memory, those with q to global memory.
 template <int KP>
 struct ChannelPairs : ChannelChunk<KP> {
@@ -24,7 +56,8 @@ struct ChannelPairs : ChannelChunk<KP> {
   using Chunk::kBlockBytes, Chunk::kPanelBytes, Chunk::kRows;
   using Chunk::own_lane, Chunk::own_warp, Chunk::own_block, Chunk::own_half, Chunk::step_of;
 
-  __device__ ChannelPairs(const DeltaRuleChannelPrepareArgs& given, uint32_t memory) : Chunk(given, memory) {}
+  __device__ ChannelPairs(const ChannelPart<DeltaRuleChannelPrepareArgs>& given, uint32_t memory)
+      : Chunk(given, memory) {}
 
   // `ldmatrix` addresses of fragments for the first 16 tokens of the tile at `base`.
   __device__ uint32_t a_address() const {
@@ -83,8 +116,7 @@ struct ChannelPairs : ChannelChunk<KP> {
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float2 log = log_decay_pair(static_cast<const G*>(args.log_decay), shape, place,
-                                            first_token + r, first_channel + 2 * i);
+          const float2 log = log_decay_pair<G>(args, place, first_token + r, first_channel + 2 * i);
           const float2 x = pair(rows, place.key_head, first_token + r, first_channel + 2 * i);
           decayed[i].x *= exp2_approx(log.x * kLog2E);
           decayed[i].y *= exp2_approx(log.y * kLog2E);
@@ -220,6 +252,53 @@ struct ChannelPairs : ChannelChunk<KP> {
     store_key(row, column_block, scaled(of_key));
   }
 
+  /// Products of the chunk's pairs over the part's channels, once all tiles and sums are there; those of
+  /// sub-blocks below the diagonal are added. Returns, in the block's first thread, which sub-blocks have one
+  /// anchor.
+  template <typename G>
+  __device__ int multiply(float (&within)[2][4], float (&below_query)[2][4], float (&below_key)[2][4]) const {
+    if (this->has_channels()) {
+      if (own_write_key)
+        this->template decay_tiles<true, G>();
+      else
+        this->template decay_tiles<false, G>();
+      const int inverse = this->inverse_columns(own_half());
+      if (inverse < kSubBlock) this->template end_columns<G>(inverse);
+    }
+    this->find_between();
+    __syncthreads();  // all tiles are there
+    multiply_within(within);
+    const uint32_t common = this->common_notes();
+    if ((common & kAllInverse) == 0) {
+      const int inverse = min(this->inverse_columns(0), this->inverse_columns(1));
+      if (inverse < kSubBlock) add_strong_pairs<G>(within, inverse);
+      __syncthreads();
+      this->turn_columns();
+      __syncthreads();
+    }
+    int anchored = 0;
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (int i = 0; i < kSubBlocks; ++i)
+        anchored |= (this->notes(i, 0) & this->notes(i, 1) & kOneAnchor) != 0 ? 1 << i : 0;
+    }
+    if (has_below()) multiply_below(below_query, below_key);
+    return anchored;
+  }
+
+  /// From all products to the pairs and Y in global memory; the tiles are done with.
+  __device__ void finish(const float (&within)[2][4], const float (&below_query)[2][4],
+                         const float (&below_key)[2][4]) const {
+    store_within(within);
+    if (has_below())
+      store_below(below_query, below_key);
+    else
+      clear_beside();
+    __syncthreads();
+    solve<kChannelThreads / 32>(this->system(), this->beta(), own_warp(), own_lane());
+    store_inverse_in_two(this->system(), args.out, this->slot());
+  }
+
   /// Right of two of the diagonal blocks of M, where `merge` reads it, by a warp each.
   __device__ void clear_beside() const {
     const int warp = own_warp();
@@ -231,56 +310,26 @@ struct ChannelPairs : ChannelChunk<KP> {
   }
 };
 
-/// Places of 16 bytes of a triangle's rows in a system.
-struct SystemRows {
-  System system;
-  __device__ uint32_t piece(int row, int column) const { return system.address(row, column); }
-};
-
-/// Y to the chunk's place as bf16, rounded and what rounding took: numbers of a chunk may be e^-80 of others
-/// and count beside gradients as small.
-__device__ void store_inverse_in_two(const System& system, const DeltaRulePrepared& prepared, int64_t slot) {
-  constexpr int kPieces = TriangleTile::kBytes / 16;
-  auto* target = reinterpret_cast<uint4*>(prepared.inverse + slot * (2 * kDeltaRuleTriangle));
-#pragma unroll
-  for (int first = 0; first < kPieces; first += kChannelThreads) {
-    const int piece = first + static_cast<int>(threadIdx.x);
-    if (piece >= kPieces) break;
-    const uint32_t at = triangle_piece_in(SystemRows{system}, piece);
-    const float4 left = read_shared_4(at);
-    const float4 right = read_shared_4(at + 16);
-    const float x[8] = {left.x, left.y, left.z, left.w, right.x, right.y, right.z, right.w};
-    uint32_t rounded[4];
-    uint32_t rest[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      rounded[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
-      const float2 stored = unpack_bf16(rounded[i]);
-      rest[i] = pack_bf16(x[2 * i] - stored.x, x[2 * i + 1] - stored.y);
-    }
-    target[piece] = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
-    target[kPieces + piece] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
-  }
-}
-
 // On a multiprocessor, as shared memory has room for: log-decays of fp32 lie behind the tiles.
 template <typename G>
 constexpr int kBlocksAtOnce = sizeof(G) == 2 ? 4 : 2;
 
+using PrepareParams = ChannelPart<DeltaRuleChannelPrepareArgs>;
+
+/// Nothing of a chunk that does not exist is for the strong kernel.
+__device__ void leave_to_none(const DeltaRuleChannelPrepareArgs& args, const ChunkPlace& place) {
+  if (threadIdx.x == 0) args.anchored[place.slot(args.in.shape)] = (1 << kSubBlocks) - 1;
+}
+
 /// G: type of the log-decays.
 template <int KP, typename G>
 __global__ void __launch_bounds__(kChannelThreads, kBlocksAtOnce<G>)
-    delta_rule_channel_prepare_kernel(const __grid_constant__ DeltaRuleChannelPrepareArgs args) {
-  using Pairs = ChannelPairs<KP>;
+    delta_rule_channel_prepare_kernel(const __grid_constant__ PrepareParams args) {
+  const ChannelPairs<KP> part(args, dynamic_shared());
   let_next_kernel_start();
-  const Pairs part(args, dynamic_shared());
   {
     const ChunkPlace place = place_from_end(args.in.shape);
-    if (!place.exists) {
-      // Nothing for the strong kernel.
-      if (threadIdx.x == 0) args.anchored[place.slot(args.in.shape)] = (1 << kSubBlocks) - 1;
-      return;
-    }
+    if (!place.exists) return leave_to_none(args, place);
     part.template queue_copies<G>(place);
     part.keep(place);
   }
@@ -289,45 +338,89 @@ __global__ void __launch_bounds__(kChannelThreads, kBlocksAtOnce<G>)
   part.template sum_logs<G>();
   part.find_norms();
   __syncthreads();  // tiles as given are done with; all sums are there
-  if (part.has_channels()) {
-    if (part.own_write_key)
-      part.template decay_tiles<true, G>();
-    else
-      part.template decay_tiles<false, G>();
-    const int inverse = part.inverse_columns(part.own_half());
-    if (inverse < kSubBlock) part.template end_columns<G>(inverse);
-  }
-  part.find_between();
-  __syncthreads();  // all tiles are there
   float within[2][4] = {};
-  part.multiply_within(within);
-  const uint32_t common = part.common_notes();
-  if ((common & kAllInverse) == 0) {
-    const int inverse = min(part.inverse_columns(0), part.inverse_columns(1));
-    if (inverse < kSubBlock) part.template add_strong_pairs<G>(within, inverse);
-    __syncthreads();
-    part.turn_columns();
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) {
-    int bits = 0;
-#pragma unroll
-    for (int i = 0; i < kSubBlocks; ++i)
-      bits |= (part.notes(i, 0) & part.notes(i, 1) & kOneAnchor) != 0 ? 1 << i : 0;
-    args.anchored[part.slot()] = bits;
-  }
   float below_query[2][4] = {};
   float below_key[2][4] = {};
-  if (part.has_below()) part.multiply_below(below_query, below_key);
+  const int anchored = part.template multiply<G>(within, below_query, below_key);
+  if (threadIdx.x == 0) args.anchored[part.slot()] = anchored;
   __syncthreads();  // and done with
-  part.store_within(within);
-  if (part.has_below())
-    part.store_below(below_query, below_key);
-  else
-    part.clear_beside();
+  part.finish(within, below_query, below_key);
+}
+
+// Keys above kDeltaRuleNarrowKeySize: in two parts of so many channels one after the other.
+constexpr int kParts = 2;
+
+struct WidePrepareParams {
+  PrepareParams part[kParts];
+};
+
+/// The norms of a chunk's rows and <q, w> of every token from global memory, four threads a token.
+__device__ void find_wide_norms(const WidePrepareParams& params, const ChunkPlace& place,
+                                const ChannelChunk<kDeltaRuleNarrowKeySize>& chunk) {
+  const int row = static_cast<int>(threadIdx.x) / 4;
+  const int first = static_cast<int>(threadIdx.x) % 4;
+  float of_query = 0.0f;
+  float of_key = 0.0f;
+  float of_write = 0.0f;
+  for (int i = 0; i < kParts; ++i) {
+    const DeltaRuleInputs& in = params.part[i].in;
+    const int pieces = row < place.rows ? in.shape.key_size / 8 : 0;
+    const auto piece_of = [&](const DeltaRuleRows& rows, int head, int piece) {
+      return __ldg(reinterpret_cast<const uint4*>(rows_at(rows, place.token + row, head)) + piece);
+    };
+    for (int piece = first; piece < pieces; piece += 4) {
+      const uint4 q = piece_of(in.q, place.key_head, piece);
+      const uint4 k = piece_of(in.k, place.key_head, piece);
+      const uint4 w = chunk.own_write_key ? piece_of(in.write_key, place.head, piece) : k;
+      of_query += dot_of_pieces(q, q);
+      of_key += dot_of_pieces(k, k);
+      of_write += dot_of_pieces(q, w);
+    }
+  }
+#pragma unroll
+  for (int distance = 1; distance < 4; distance *= 2) {
+    of_query += __shfl_xor_sync(0xffffffffu, of_query, distance);
+    of_key += __shfl_xor_sync(0xffffffffu, of_key, distance);
+    of_write += __shfl_xor_sync(0xffffffffu, of_write, distance);
+  }
+  if (first == 0) chunk.keep_norms(row, of_query, of_key, of_write);
+}
+
+template <typename G>
+__global__ void __launch_bounds__(kChannelThreads, 2)
+    delta_rule_channel_wide_prepare_kernel(const __grid_constant__ WidePrepareParams params) {
+  using Pairs = ChannelPairs<kDeltaRuleNarrowKeySize>;
+  const ChunkPlace place = place_from_end(params.part[0].in.shape);
+  if (!place.exists) return leave_to_none(params.part[0], place);
+  float within[2][4] = {};
+  float below_query[2][4] = {};
+  float below_key[2][4] = {};
+  int anchored = (1 << kSubBlocks) - 1;
+#pragma unroll 1
+  for (int i = 0; i < kParts; ++i) {
+    const Pairs part(params.part[i], dynamic_shared());
+    __syncthreads();  // the tiles of the part before are done with
+    part.template queue_copies<G>(place);
+    part.keep(place);
+    if (i == 0) {
+      __syncthreads();  // the place is there
+      find_wide_norms(params, place, part);
+    }
+    copy_async_wait<0>();
+    __syncthreads();
+    part.template sum_logs<G>();
+    __syncthreads();
+    float of_part[2][4] = {};
+    anchored &= part.template multiply<G>(of_part, below_query, below_key);
+#pragma unroll
+    for (int eight = 0; eight < 2; ++eight)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) within[eight][j] += of_part[eight][j];
+  }
+  const Pairs part(params.part[0], dynamic_shared());
+  if (threadIdx.x == 0) params.part[0].anchored[part.slot()] = anchored;
   __syncthreads();
-  solve<kChannelThreads / 32>(part.system(), part.beta(), part.own_warp(), part.own_lane());
-  store_inverse_in_two(part.system(), args.out, part.slot());
+  part.finish(within, below_query, below_key);
 }
 
 }  // namespace
@@ -335,19 +428,34 @@ __global__ void __launch_bounds__(kChannelThreads, kBlocksAtOnce<G>)
 void launch(const DeltaRuleChannelPrepareArgs& args, CUstream_st* stream) {
   const DeltaRuleShape& shape = args.in.shape;
   if (shape.num_chunks * shape.num_value_heads == 0) return;
-  by_key_size(shape, [&](auto padded) {
-    constexpr int KP = decltype(padded)::value;
-    const auto launch_with = [&](auto number) {
-      using G = decltype(number);
+  const auto with_logs = [&](auto number) {
+    using G = decltype(number);
+    const bool own_write_key = args.in.write_key.data != nullptr;
+    if (shape.key_size > kDeltaRuleNarrowKeySize) {
+      const auto part_of = [&](int first) {
+        PrepareParams part = channel_part(args, first);
+        part.q += first;
+        part.k += first;
+        part.write_key += first;
+        part.chunk_decay += first;
+        return part;
+      };
+      launch_kernel(delta_rule_channel_wide_prepare_kernel<G>, grid_of_chunks(shape), kChannelThreads,
+                    ChannelPrepareMemory<kDeltaRuleNarrowKeySize>::bytes<G>(own_write_key),
+                    WidePrepareParams{part_of(0), part_of(kDeltaRuleNarrowKeySize)}, stream);
+      return;
+    }
+    by_key_size(shape, [&](auto padded) {
+      constexpr int KP = decltype(padded)::value;
       launch_kernel(delta_rule_channel_prepare_kernel<KP, G>, grid_of_chunks(shape), kChannelThreads,
-                    ChannelPrepareMemory<KP>::template bytes<G>(args.in.write_key.data != nullptr), args,
-                    stream);
-    };
-    if (args.bf16_log_decay)
-      launch_with(__nv_bfloat16{});
-    else
-      launch_with(float{});
-  });
+                    ChannelPrepareMemory<KP>::template bytes<G>(own_write_key),
+                    PrepareParams{args, shape.key_size, KP}, stream);
+    });
+  };
+  if (args.bf16_log_decay)
+    with_logs(__nv_bfloat16{});
+  else
+    with_logs(float{});
 }
 
 }  // namespace osdn::kernels

@@ -38,17 +38,18 @@ __device__ inline float2 running_sums(float (&x)[4], int lane) {
 struct LogDecays {
   float2 value[2];
 
-  template <class Log>
-  __device__ LogDecays(const Log* log_decay, const DeltaRuleShape& shape, const ChunkPlace& place,
+  template <class Args, class Log>
+  __device__ LogDecays(const ChannelPart<Args>& part, const Log* log_decay, const ChunkPlace& place,
                        int first_row, int channel, int lane) {
+    const DeltaRuleShape& shape = part.in.shape;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + half * 8 + (lane >> 2);
       const bool valid = row < place.rows && channel < shape.key_size;
       value[half] = as_floats(load_pair_if(
           valid,
-          log_decay + log_decay_at(shape, place, 0, 0) +
-              (static_cast<uint32_t>(row) * static_cast<uint32_t>(shape.num_value_heads * shape.key_size) +
+          log_decay + log_decay_at(part, place, 0, 0) +
+              (static_cast<uint32_t>(row) * static_cast<uint32_t>(shape.num_value_heads * part.row_size) +
                channel)));
     }
   }
@@ -95,40 +96,38 @@ __device__ inline float weight_at(const TriangleTile& weights, int row, int colu
 }
 
 /// Normalised vectors of the chunk at two channels, from global memory; zeros beyond the chunk and the key.
-template <class Log>
+template <class Args, class Log>
 struct ChannelVectors {
-  const DeltaRuleInputs& in;
-  const Log* log_decay;
+  const ChannelPart<Args>& part;
   const ChunkPlace& place;
   uint32_t q_rstd, k_rstd;  // addresses of [64] floats
 
   __device__ float2 pair(const DeltaRuleRows& rows, int head, int row, int channel, float factor) const {
-    if (row >= place.rows || channel >= in.shape.key_size) return make_float2(0.0f, 0.0f);
+    if (row >= place.rows || channel >= part.in.shape.key_size) return make_float2(0.0f, 0.0f);
     const float2 x = unpack_bf16(
         __ldg(reinterpret_cast<const uint32_t*>(rows_at(rows, place.token + row, head) + channel)));
     return make_float2(x.x * factor, x.y * factor);
   }
   __device__ float2 query(int row, int channel) const {
-    return pair(in.q, place.key_head, row, channel, read_shared(q_rstd + row * 4));
+    return pair(part.in.q, place.key_head, row, channel, read_shared(q_rstd + row * 4));
   }
   __device__ float2 key(int row, int channel) const {
-    return pair(in.k, place.key_head, row, channel, read_shared(k_rstd + row * 4));
+    return pair(part.in.k, place.key_head, row, channel, read_shared(k_rstd + row * 4));
   }
   __device__ float2 write(int row, int channel) const {
-    return in.write_key.data == nullptr ? key(row, channel)
-                                        : pair(in.write_key, place.head, row, channel, 1.0f);
+    return part.in.write_key.data == nullptr ? key(row, channel)
+                                             : pair(part.in.write_key, place.head, row, channel, 1.0f);
   }
   __device__ float2 decay(int row, int channel) const {
-    const float2 x = log_decay_pair(log_decay, in.shape, place, row, channel);
+    const float2 x = log_decay_pair<Log>(part, place, row, channel);
     return make_float2(exp2_approx(x.x * kLog2E), exp2_approx(x.y * kLog2E));
   }
 };
 
 /// Rows of dQ and dK from the earlier tokens of the same sixteen: sum_{s < r} dP_rs W_rs o w_s, and with dM.
-template <class Log>
-__device__ void add_earlier_pairs(TokenPairs& of_query, TokenPairs& of_key,
-                                  const ChannelVectors<Log>& vectors, const TriangleTile (&weights)[2],
-                                  int first_row, int channel, int lane) {
+template <class Vectors>
+__device__ void add_earlier_pairs(TokenPairs& of_query, TokenPairs& of_key, const Vectors& vectors,
+                                  const TriangleTile (&weights)[2], int first_row, int channel, int lane) {
   float factors[4] = {};
   float2 decay = make_float2(0.0f, 0.0f);  // of token s + 1
 #pragma unroll 1
@@ -148,8 +147,8 @@ __device__ void add_earlier_pairs(TokenPairs& of_query, TokenPairs& of_key,
 }
 
 /// Rows of dW from the later tokens of the same sixteen: sum_{r > s} W_rs o (dP_rs q_r + dM_rs k_r).
-template <class Log>
-__device__ void add_later_pairs(TokenPairs& of_write, const ChannelVectors<Log>& vectors,
+template <class Vectors>
+__device__ void add_later_pairs(TokenPairs& of_write, const Vectors& vectors,
                                 const TriangleTile (&weights)[2], int first_row, int channel, int lane) {
   float factors[4] = {};
 #pragma unroll 1

@@ -184,7 +184,8 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::finish_log_d
 #pragma unroll
   for (int group = 0; group < kChannelGradientThreads / KP; ++group)
     constant = sum(constant, read_shared_2(base + Memory::kThrough + (group * KP + mine) * 4));
-  constant = product(constant, __ldg(reinterpret_cast<const float2*>(args.chunk_decay + slot * KP + mine)));
+  constant = product(
+      constant, __ldg(reinterpret_cast<const float2*>(args.chunk_decay + slot * args.padded_size + mine)));
 #pragma unroll
   for (int other = 1; other < kSubBlocks; ++other) {
     const int block = (sub_block + other) % kSubBlocks;
@@ -192,11 +193,11 @@ __device__ void ChannelGradients<KP, VT, kAnchored, Products, Log>::finish_log_d
   }
   const bool no_past = !args.initial_state && first_row == 0 &&
                        place.token == shape.offsets[shape.chunk_sequences[place.chunk]];
-  Log* target = chunk_of(static_cast<Log*>(args.d_log_decay), shape.key_size) + mine;
+  Log* target = chunk_of(static_cast<Log*>(args.d_log_decay), args.row_size) + mine;
 #pragma unroll
   for (int r = 0; r < kSubBlock; ++r) {
     const float2 out = r == 0 && no_past ? make_float2(0.0f, 0.0f) : sum(sums[r], constant);
-    if (first_row + r < place.rows) store_pair(target + row_offset(first_row + r, shape.key_size), out);
+    if (first_row + r < place.rows) store_pair(target + row_offset(first_row + r, args.row_size), out);
   }
 }
 

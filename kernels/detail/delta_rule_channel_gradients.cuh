@@ -53,7 +53,7 @@ struct ChannelGradients {
   static constexpr int kWalkLanes = KP / 4;  // with two of the warp's channels each, for all of its tokens
   using Rows = float[kBlocks][4];
 
-  const DeltaRuleChannelGradientsArgs& args;
+  const ChannelPart<DeltaRuleChannelGradientsArgs>& args;
   const DeltaRuleShape& shape;
   const ChunkPlace place;
   const int64_t slot;
@@ -69,7 +69,7 @@ struct ChannelGradients {
   const bool anchored;          // the warp's sub-block
   const uint32_t lane_address;  // of its first two channels of `row` in the tile at `base`
 
-  __device__ ChannelGradients(const DeltaRuleChannelGradientsArgs& given, uint32_t memory,
+  __device__ ChannelGradients(const ChannelPart<DeltaRuleChannelGradientsArgs>& given, uint32_t memory,
                               const ChunkPlace& given_place, int64_t given_slot, int thread)
       : args(given),
         shape(given.in.shape),
@@ -101,7 +101,8 @@ struct ChannelGradients {
     write_shared_bits(at + 24, static_cast<uint32_t>(place.key_head));
     write_shared_bits(at + 28, static_cast<uint32_t>(place.chunk));  // no more than there are blocks
   }
-  __device__ static ChannelGradients from_kept(const DeltaRuleChannelGradientsArgs& given, uint32_t memory) {
+  __device__ static ChannelGradients from_kept(const ChannelPart<DeltaRuleChannelGradientsArgs>& given,
+                                               uint32_t memory) {
     const uint4 numbers = read_shared_piece(memory + Memory::kPlace);
     const uint4 heads = read_shared_piece(memory + Memory::kPlace + 16);
     const auto whole = [](uint32_t low, uint32_t high) {
@@ -139,7 +140,9 @@ struct ChannelGradients {
     return read_shared_2(logs(which, block, channel));
   }
   __device__ const Log* log_decay() const { return static_cast<const Log*>(args.log_decay); }
-  __device__ ChannelVectors<Log> vectors() const { return {args.in, log_decay(), place, q_rstd(), k_rstd()}; }
+  __device__ ChannelVectors<DeltaRuleChannelGradientsArgs, Log> vectors() const {
+    return {args, place, q_rstd(), k_rstd()};
+  }
   /// First of this lane's two channels in block n of the warp's.
   __device__ int channel(int n) const { return first_channel + n * 8 + (lane & 3) * 2; }
   /// First of its two channels where a lane walks through the warp's tokens.
@@ -171,7 +174,7 @@ struct ChannelGradients {
     return base + table + (token * Memory::kSumPitch + of_channel) * 4;
   }
   __device__ LogDecays load_log_decays(int n) const {
-    return {log_decay(), shape, place, first_row, channel(n), lane};
+    return {args, log_decay(), place, first_row, channel(n), lane};
   }
   __device__ float row_value(uint32_t address, int i) const {
     return read_shared(address + (row + i * 8) * 4);
@@ -208,12 +211,13 @@ struct ChannelGradients {
     const auto* after = reinterpret_cast<const char*>(state_tile(args.d_states, 0));
 #pragma unroll
     for (int first = 0; first < kLines; first += kChannelGradientThreads)
-      if (first + copying_thread() < kLines) prefetch_line(after + (first + copying_thread()) * 128);
+      if (first + copying_thread() < kLines)
+        prefetch_line(after + state_bytes((first + copying_thread()) * 8));
     prefetch_rows<KP>(rows_at(args.in.q, place.token, place.key_head), args.in.q.token_stride);
     prefetch_rows<KP>(rows_at(args.in.k, place.token, place.key_head), args.in.k.token_stride);
     if (own_write_key)
       prefetch_rows<KP>(rows_at(args.in.write_key, place.token, place.head), args.in.write_key.token_stride);
-    prefetch_rows<KP>(chunk_of(log_decay(), shape.key_size), row_offset(1, shape.key_size));
+    prefetch_rows<KP>(chunk_of(log_decay(), args.row_size), row_offset(1, args.row_size));
   }
 
   /// Brings what another block waits for first to the L2 cache: E, F, dO and the state of its first tile, and
@@ -231,7 +235,10 @@ struct ChannelGradients {
     prefetch_flat(args.solved + next * value_tiles() * VT * kChunk, 128, VT);
     constexpr int kStateLines = KP * VT * 2 / 128;
     static_assert(VT <= 128 && kStateLines <= kChannelGradientThreads);
-    prefetch_flat(args.states + next * value_tiles() * VT * KP, 0, kStateLines);
+    if (thread < kStateLines)
+      prefetch_line(
+          reinterpret_cast<const char*>(args.states + next * value_tiles() * VT * args.padded_size) +
+          state_bytes(thread * 8));
     const int64_t sequence = shape.chunk_sequences[chunk];
     const int64_t token = shape.offsets[sequence] + (chunk - shape.chunk_offsets[sequence]) * kChunk;
     const int head = static_cast<int>(next - static_cast<int64_t>(chunk) * shape.num_value_heads);
@@ -257,10 +264,19 @@ struct ChannelGradients {
         error().base, args.error + (slot * value_tiles() + tile) * VT * kChunk);
   }
   __device__ const __nv_bfloat16* state_tile(const __nv_bfloat16* states, int tile) const {
-    return states + (slot * value_tiles() + tile) * VT * KP;
+    return states + (slot * value_tiles() + tile) * VT * args.padded_size;
   }
+  /// From there to the `piece`-th 16 bytes of the tile: the blocks of eight value channels are KP long of
+  /// padded_size.
+  __device__ int state_bytes(int piece) const { return (piece / KP * args.padded_size + piece % KP) * 16; }
   __device__ void copy_state(const BlockTile<KP>& target, const __nv_bfloat16* states, int tile) const {
-    copy_flat_async<kChannelGradientThreads, KP * VT * 2>(target.base, state_tile(states, tile));
+    const auto* from = reinterpret_cast<const char*>(state_tile(states, tile));
+    constexpr int kPieces = KP * VT / 8;
+#pragma unroll
+    for (int first = 0; first < kPieces; first += kChannelGradientThreads) {
+      const int piece = first + copying_thread();
+      copy_async_16(target.base + piece * 16, from + state_bytes(piece), true);
+    }
   }
   __device__ static void arrived() {
     copy_async_commit();
@@ -317,11 +333,11 @@ struct ChannelGradients {
                             const float (&betas)[2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      store_two_blocks(chunk_of(args.d_v, shape.value_size),
-                       row_offset(row + i * 8, shape.value_size) + value_channel,
-                       scaled_pair(solved_rows[i], betas[i], betas[i]),
-                       scaled_pair(solved_rows[2 + i], betas[i], betas[i]),
-                       row + i * 8 < place.rows && value_channel < shape.value_size, lane);
+      store_two_blocks(
+          chunk_of(args.d_v, shape.value_size), row_offset(row + i * 8, shape.value_size) + value_channel,
+          scaled_pair(solved_rows[i], betas[i], betas[i]),
+          scaled_pair(solved_rows[2 + i], betas[i], betas[i]),
+          args.d_v != nullptr && row + i * 8 < place.rows && value_channel < shape.value_size, lane);
   }
 
   /// Tiles of q, k and the write key, normalised and decayed to their anchors, the factors of the rows, and
@@ -448,11 +464,11 @@ struct ChannelGradients {
     const int first = thread / kPieces;
     const uint32_t source = tile.piece(first, of_channel);
     const int limit = of_channel < shape.key_size ? place.rows : 0;
-    __nv_bfloat16* to = chunk_of(target, shape.key_size) + of_channel;
+    __nv_bfloat16* to = chunk_of(target, args.row_size) + of_channel;
 #pragma unroll
     for (int token = 0; token < kChunk; token += kStep)
       if (first + token < limit)
-        *reinterpret_cast<uint4*>(to + row_offset(first + token, shape.key_size)) =
+        *reinterpret_cast<uint4*>(to + row_offset(first + token, args.row_size)) =
             read_shared_piece(source + token * 128);
   }
 

@@ -63,12 +63,12 @@ struct ChannelChunk {
   using Memory = ChannelPrepareMemory<KP>;
   static constexpr int kRows = 8;  // of a lane: the first or the second eight tokens of the warp's
 
-  const DeltaRuleChannelPrepareArgs& args;
+  const ChannelPart<DeltaRuleChannelPrepareArgs>& args;
   const DeltaRuleShape& shape;
   const uint32_t base;
   const bool own_write_key;
 
-  __device__ ChannelChunk(const DeltaRuleChannelPrepareArgs& given, uint32_t memory)
+  __device__ ChannelChunk(const ChannelPart<DeltaRuleChannelPrepareArgs>& given, uint32_t memory)
       : args(given), shape(given.in.shape), base(memory), own_write_key(given.in.write_key.data != nullptr) {}
 
   // Unsigned, so that no sign is divided.
@@ -122,7 +122,7 @@ struct ChannelChunk {
   __device__ void keep(const ChunkPlace& place) const {
     if (threadIdx.x != 0) return;
     const int64_t row = place.token * shape.num_value_heads + place.head;
-    const int64_t number = row * shape.key_size;
+    const int64_t number = row * args.row_size;
     const auto address = [number](__nv_bfloat16* rows) { return reinterpret_cast<int64_t>(rows + number); };
     const int64_t values[kNumKept] = {row, address(args.q), address(args.k), address(args.write_key),
                                       place.slot(shape)};
@@ -147,7 +147,7 @@ struct ChannelChunk {
   __device__ bool has_all() const { return rows() == kChunk && shape.key_size == KP; }
   /// Numbers from a token to the next in a [N, HV, K].
   __device__ uint32_t row_stride() const {
-    return static_cast<uint32_t>(shape.num_value_heads) * static_cast<uint32_t>(shape.key_size);
+    return static_cast<uint32_t>(shape.num_value_heads) * static_cast<uint32_t>(args.row_size);
   }
 
   // Of fragments of 16 channels of a tile: a step of 16 channels is an exclusive or, 16 tokens and 64
@@ -184,7 +184,7 @@ struct ChannelChunk {
                              : place.head / (shape.num_value_heads / shape.num_key_heads);
     constexpr int kWords = static_cast<int>(sizeof(G)) / 2;  // of 16 bits, as which log-decays are copied
     queue(RowTile<KP * kWords>{base + Memory::template logs<G>(own_write_key)},
-          static_cast<const __nv_bfloat16*>(args.log_decay) + log_decay_at(shape, place, 0, 0) * kWords,
+          static_cast<const __nv_bfloat16*>(args.log_decay) + log_decay_at(args, place, 0, 0) * kWords,
           row_stride() * kWords, shape.key_size * kWords);
     copy(q(), args.in.q, key_head);
     copy(k(), args.in.k, key_head);
@@ -353,13 +353,15 @@ struct ChannelChunk {
     const int g = lane >> 2;
     if ((g >> 1) != (lane & 3)) return;  // the pair of columns has not the row's own
     const auto upper = [g](const float(&x)[4]) { return g & 1 ? x[1] : x[0]; };
-    const float squares_q = upper(of_query);
-    const float squares_k = g & 1 ? of_key[3] : of_key[2];
-    const int row = first + g;
+    keep_norms(first + g, upper(of_query), g & 1 ? of_key[3] : of_key[2],
+               own_write_key ? upper(of_write) : upper(of_key));
+  }
+  /// Of a token, from the squares of q and k and from <q, w>.
+  __device__ void keep_norms(int row, float squares_q, float squares_k, float query_write) const {
     const float norm_q = args.normalize ? rsqrtf(squares_q + kChannelNormEpsilon) : 1.0f;
     const float norm_k = args.normalize ? rsqrtf(squares_k + kChannelNormEpsilon) : 1.0f;
     write_shared(k_rstd() + row * 4, norm_k);
-    write_shared(self() + row * 4, own_write_key ? upper(of_write) : upper(of_key));
+    write_shared(self() + row * 4, query_write);
     if (row < rows()) {
       const int64_t at = kept(kRow) + row * shape.num_value_heads;
       args.out.q_rstd[at] = norm_q;
@@ -425,7 +427,7 @@ struct ChannelChunk {
         add_total(from_start, of);
     }
     if (block == 0 && own_lane() < 16) {
-      float* to = args.chunk_decay + slot() * KP + own_channel();
+      float* to = args.chunk_decay + slot() * args.padded_size + own_channel();
       *reinterpret_cast<float4*>(to) = make_float4(exp2_approx(until_end[0]), exp2_approx(until_end[1]),
                                                    exp2_approx(until_end[2]), exp2_approx(until_end[3]));
     }
@@ -501,9 +503,7 @@ struct ChannelChunk {
     const int valid = own_channel() < shape.key_size ? place.rows : 0;
     // The columns may lie over the log-decays.
     const auto read = [&](int r) {
-      const auto pair = [&](int channel) {
-        return log_decay_pair(static_cast<const G*>(args.log_decay), shape, place, own_row() + r, channel);
-      };
+      const auto pair = [&](int channel) { return log_decay_pair<G>(args, place, own_row() + r, channel); };
       const float2 low = pair(own_channel());
       const float2 high = pair(own_channel() + 2);
       return limited(make_float4(low.x, low.y, high.x, high.y));

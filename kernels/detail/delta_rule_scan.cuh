@@ -487,12 +487,9 @@ void by_scan_shape(const DeltaRuleInputs& in, const float* chunk_decay, const Ca
   const auto by_decay = [&](auto padded, auto warps) {
     if (in.log_decay != nullptr)
       by_products(padded, warps, std::integral_constant<Decay, Decay::kScalar>{});
-    else if constexpr (decltype(padded)::value <= kDeltaRuleNarrowKeySize) {
-      if (chunk_decay != nullptr)
-        by_products(padded, warps, std::integral_constant<Decay, Decay::kChannel>{});
-      else
-        by_products(padded, warps, std::integral_constant<Decay, Decay::kNone>{});
-    } else
+    else if (chunk_decay != nullptr)
+      by_products(padded, warps, std::integral_constant<Decay, Decay::kChannel>{});
+    else
       by_products(padded, warps, std::integral_constant<Decay, Decay::kNone>{});
   };
   by_any_key_size(shape, [&](auto padded) {

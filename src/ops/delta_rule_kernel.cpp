@@ -24,10 +24,9 @@ bool Problem::on_kernel_path() const {
     return size > 0 && size % 16 == 0 && size <= largest;
   };
   if (!v.is_cuda() || v.scalar_type() != at::kBFloat16 || compute_capability() < 80) return false;
-  if (channel_decay())
-    return fits(k.size(2), kernels::kDeltaRuleNarrowKeySize) &&
-           fits(v.size(2), kernels::kDeltaRuleNarrowValueSize);
-  return fits(k.size(2), kernels::kDeltaRuleMaxKeySize) && fits(v.size(2), kernels::kDeltaRuleMaxValueSize) &&
+  const int64_t largest_value =
+      channel_decay() ? kernels::kDeltaRuleChannelValueSize : kernels::kDeltaRuleMaxValueSize;
+  return fits(k.size(2), kernels::kDeltaRuleMaxKeySize) && fits(v.size(2), largest_value) &&
          (k.size(2) <= kernels::kDeltaRuleNarrowKeySize || kernels::delta_rule_takes_wide_keys());
 }
 

@@ -223,10 +223,24 @@ TEST_CASE("stages of shared memory come around, and packed sequences end within 
 }
 
 TEST_CASE("key heads above 128 go through the kernels", "[delta_rule_kernels]") {
-  const Gate gate = GENERATE(Gate::kNone, Gate::kScalar);
+  const Gate gate = GENERATE(Gate::kNone, Gate::kScalar, Gate::kChannel);
   const bool write_key = GENERATE(false, true);
   const Shape shape = GENERATE(Shape{70, 1, 256, 64}, Shape{66, 1, 192, 144});
   check_kernels(shape, {.gate = gate, .write_key = write_key});
+}
+
+TEST_CASE("key heads above 128 go through the kernels with decays by channel of any strength",
+          "[delta_rule_kernels]") {
+  const double floor = GENERATE(-1.0, -5.0, -27.0);
+  const bool bf16 = GENERATE(false, true);
+  const Shape shape = GENERATE(Shape{70, 2, 144, 128}, Shape{70, 1, 256, 144});
+  check_kernels(shape, {.gate = Gate::kChannel,
+                        .write_key = shape.heads > 1,
+                        .portable = bf16,
+                        .floor = floor,
+                        .bf16_log_decay = bf16,
+                        .zero_state = floor < -1,
+                        .cuts = {3}});
 }
 
 TEST_CASE("99 KB of shared memory a block are enough for the kernels for any device, for keys up to 128",
@@ -244,8 +258,10 @@ TEST_CASE("163 KB of shared memory a block, as compute capability 8.0 has, are e
   CHECK(delta_rule_takes_wide_keys());
   // Value heads of one, two and three tiles.
   const int value_size = GENERATE(128, 256, 272);
+  const Gate gate = GENERATE(Gate::kScalar, Gate::kChannel);
+  if (gate == Gate::kChannel && value_size > kDeltaRuleChannelValueSize) return;
   check_kernels({.tokens = 66, .heads = 1, .key_size = 256, .value_size = value_size},
-                {.gate = Gate::kScalar, .write_key = true});
+                {.gate = gate, .write_key = true});
 }
 
 TEST_CASE("gradients as small as 1e-8 and as large as 1e6 keep their digits", "[delta_rule_kernels]") {

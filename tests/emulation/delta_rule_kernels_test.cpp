@@ -229,20 +229,6 @@ TEST_CASE("key heads above 128 go through the kernels", "[delta_rule_kernels]") 
   check_kernels(shape, {.gate = gate, .write_key = write_key});
 }
 
-TEST_CASE("key heads above 128 go through the kernels with decays by channel of any strength",
-          "[delta_rule_kernels]") {
-  const double floor = GENERATE(-1.0, -5.0, -27.0);
-  const bool bf16 = GENERATE(false, true);
-  const Shape shape = GENERATE(Shape{70, 2, 144, 128}, Shape{70, 1, 256, 144});
-  check_kernels(shape, {.gate = Gate::kChannel,
-                        .write_key = shape.heads > 1,
-                        .portable = bf16,
-                        .floor = floor,
-                        .bf16_log_decay = bf16,
-                        .zero_state = floor < -1,
-                        .cuts = {3}});
-}
-
 TEST_CASE("99 KB of shared memory a block are enough for the kernels for any device, for keys up to 128",
           "[delta_rule_kernels][emulated_device]") {
   const SharedLimit limit(99 * 1024);
@@ -274,12 +260,15 @@ TEST_CASE("gradients as small as 1e-8 and as large as 1e6 keep their digits", "[
 TEST_CASE("strong decays go through the kernels", "[delta_rule_kernels]") {
   const Gate gate = GENERATE(Gate::kScalar, Gate::kChannel);
   const double floor = GENERATE(-5.0, -27.0);
-  check_kernels({.tokens = 70, .heads = 1, .key_size = 64, .value_size = 64}, {.gate = gate, .floor = floor});
+  // Most of the gradient of beta is one number a head, the last token's, whose terms may happen to cancel.
+  const Shape shape = GENERATE(Shape{70, 1, 64, 64}, Shape{70, 3, 144, 64});
+  check_kernels(shape, {.gate = gate, .floor = floor});
 }
 
 TEST_CASE("log-decays by channel may be bf16, and so are their gradients then", "[delta_rule_kernels]") {
   const double floor = GENERATE(-1.0, -5.0, -27.0);
-  const Shape shape = GENERATE(Shape{70, 1, 128, 128}, Shape{70, 2, 96, 48}, Shape{70, 1, 64, 144});
+  const Shape shape = GENERATE(Shape{70, 1, 128, 128}, Shape{70, 2, 96, 48}, Shape{70, 1, 64, 144},
+                               Shape{70, 2, 144, 128}, Shape{70, 1, 256, 144});
   const bool portable = GENERATE(false, true);
   check_kernels(shape, {.gate = Gate::kChannel,
                         .write_key = shape.heads > 1,

@@ -54,9 +54,9 @@ peers_table() {  # machine
       }
       print "| " row() value("script") " |"
     }
-    value("machine") != machine { elsewhere[++count] = "| " row() value("machine") " |" }
+    value("script") == "published" { elsewhere[++count] = "| " row() value("machine") " |" }
     END {
-      if (!count) exit
+      if (!any || !count) exit
       print "\n## Peers elsewhere\n\nAs published, of other machines or scaled; not in the tables above.\n"
       print "| peer | version | op | shape | gate | write key | dtype | forward ms | forward+backward ms | published | machine |"
       print "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"

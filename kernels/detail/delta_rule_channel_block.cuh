@@ -3,6 +3,7 @@
 // running sums over tokens, and the pairs within the sixteen tokens where no one anchor serves them.
 #pragma once
 
+#include "kernels/delta_rule_channel.h"
 #include "kernels/detail/delta_rule_channel.cuh"
 
 namespace osdn::kernels {
@@ -38,9 +39,9 @@ __device__ inline float2 running_sums(float (&x)[4], int lane) {
 struct LogDecays {
   float2 value[2];
 
-  template <class Args, class Log>
-  __device__ LogDecays(const ChannelPart<Args>& part, const Log* log_decay, const ChunkPlace& place,
-                       int first_row, int channel, int lane) {
+  template <class Log>
+  __device__ LogDecays(const ChannelPart<DeltaRuleChannelGradientsArgs>& part, const Log* log_decay,
+                       const ChunkPlace& place, int first_row, int channel, int lane) {
     const DeltaRuleShape& shape = part.in.shape;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -96,9 +97,9 @@ __device__ inline float weight_at(const TriangleTile& weights, int row, int colu
 }
 
 /// Normalised vectors of the chunk at two channels, from global memory; zeros beyond the chunk and the key.
-template <class Args, class Log>
+template <class Log>
 struct ChannelVectors {
-  const ChannelPart<Args>& part;
+  const ChannelPart<DeltaRuleChannelGradientsArgs>& part;
   const ChunkPlace& place;
   uint32_t q_rstd, k_rstd;  // addresses of [64] floats
 
@@ -125,9 +126,10 @@ struct ChannelVectors {
 };
 
 /// Rows of dQ and dK from the earlier tokens of the same sixteen: sum_{s < r} dP_rs W_rs o w_s, and with dM.
-template <class Vectors>
-__device__ void add_earlier_pairs(TokenPairs& of_query, TokenPairs& of_key, const Vectors& vectors,
-                                  const TriangleTile (&weights)[2], int first_row, int channel, int lane) {
+template <class Log>
+__device__ void add_earlier_pairs(TokenPairs& of_query, TokenPairs& of_key,
+                                  const ChannelVectors<Log>& vectors, const TriangleTile (&weights)[2],
+                                  int first_row, int channel, int lane) {
   float factors[4] = {};
   float2 decay = make_float2(0.0f, 0.0f);  // of token s + 1
 #pragma unroll 1
@@ -147,8 +149,8 @@ __device__ void add_earlier_pairs(TokenPairs& of_query, TokenPairs& of_key, cons
 }
 
 /// Rows of dW from the later tokens of the same sixteen: sum_{r > s} W_rs o (dP_rs q_r + dM_rs k_r).
-template <class Vectors>
-__device__ void add_later_pairs(TokenPairs& of_write, const Vectors& vectors,
+template <class Log>
+__device__ void add_later_pairs(TokenPairs& of_write, const ChannelVectors<Log>& vectors,
                                 const TriangleTile (&weights)[2], int first_row, int channel, int lane) {
   float factors[4] = {};
 #pragma unroll 1

@@ -140,9 +140,7 @@ struct ChannelGradients {
     return read_shared_2(logs(which, block, channel));
   }
   __device__ const Log* log_decay() const { return static_cast<const Log*>(args.log_decay); }
-  __device__ ChannelVectors<DeltaRuleChannelGradientsArgs, Log> vectors() const {
-    return {args, place, q_rstd(), k_rstd()};
-  }
+  __device__ ChannelVectors<Log> vectors() const { return {args, place, q_rstd(), k_rstd()}; }
   /// First of this lane's two channels in block n of the warp's.
   __device__ int channel(int n) const { return first_channel + n * 8 + (lane & 3) * 2; }
   /// First of its two channels where a lane walks through the warp's tokens.
